@@ -1,0 +1,95 @@
+"""The switch's flags on SGLang's own command line.
+
+The settings ride on the ServerArgs object as attribute ``specdec``, which SGLang pickles to its scheduler processes.
+"""
+
+import argparse
+from typing import Any
+
+from specdec.policy import SwitchSettings
+from specdec.sglang_plugin.hooks import after, around, refuse
+
+THRESHOLD_FLAG = "--speculative-disable-batch-threshold"
+RESUME_FLAG = "--speculative-resume-batch-threshold"
+DWELL_FLAG = "--speculative-disable-dwell-steps"
+NOT_GIVEN = "not given"
+ATTRIBUTE = "specdec"
+
+
+def register(release: str, supported: tuple[str, ...]) -> None:
+    """Add the flags; refuse the start, with the reason, where they cannot take effect."""
+    # Relies on: ServerArgs.add_cli_args(parser) adding the arguments, from_cli_args(args) building the ServerArgs.
+    after("sglang.srt.server_args.ServerArgs.add_cli_args", _add_flags, "parser")
+
+    def from_cli_args(original: Any, cls: Any, args: argparse.Namespace) -> Any:
+        settings = _settings(args)
+        server_args = original(cls, args)
+        if settings is not None:
+            if release not in supported:
+                refuse(f"{THRESHOLD_FLAG} needs SGLang {' or '.join(supported)}; this is {release}")
+            _check_can_act(server_args, release)
+            setattr(server_args, ATTRIBUTE, settings)
+        return server_args
+
+    around("sglang.srt.server_args.ServerArgs.from_cli_args", from_cli_args, "args")
+
+
+def _add_flags(result: None, parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("specdec: dynamic speculation disable")
+    group.add_argument(
+        THRESHOLD_FLAG,
+        type=_integer_or_none,
+        default=NOT_GIVEN,
+        metavar="N",
+        help="Largest batch size that still speculates; above it decode steps are plain. 0: never speculate. "
+        "none: load the switch, speculate always until a threshold is set on the running server.",
+    )
+    group.add_argument(
+        RESUME_FLAG,
+        type=_integer,
+        default=None,
+        metavar="M",
+        help="Speculation comes back at this batch size or below (default: N).",
+    )
+    group.add_argument(
+        DWELL_FLAG,
+        type=_integer,
+        default=None,
+        metavar="K",
+        help="Decode steps that a mode is kept at least (default: 1).",
+    )
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def _integer_or_none(text: str) -> int | None:
+    return None if text.lower() == "none" else _integer(text)
+
+
+def _settings(args: argparse.Namespace) -> SwitchSettings | None:
+    """The settings asked for; None when the switch was not asked for at all."""
+    threshold = args.speculative_disable_batch_threshold
+    resume = args.speculative_resume_batch_threshold
+    dwell = args.speculative_disable_dwell_steps
+    if threshold == NOT_GIVEN:
+        if resume is not None or dwell is not None:
+            given = RESUME_FLAG if resume is not None else DWELL_FLAG
+            refuse(f"{given} has no effect without {THRESHOLD_FLAG}; give that too, or neither")
+        return None
+    try:
+        return SwitchSettings(threshold, resume, 1 if dwell is None else dwell)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _check_can_act(server_args: Any, release: str) -> None:
+    from specdec.worker_path import refusal
+
+    reason = refusal(server_args, release)
+    if reason is not None:
+        refuse(f"{THRESHOLD_FLAG} cannot take effect: {reason}")
