@@ -1,0 +1,247 @@
+"""Measure a plan: start servers, run cell after cell, keep each row when it is done, go on after anything.
+
+OUT/ holds plan.json (written first), cells/ (one file per row), results.parquet and results.csv, logs/
+(servers), status.json (what is going on, for another terminal) and lock. Kill the run at any point: the same
+call goes on with the cells that are not there yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import ValidationError
+from tqdm.auto import tqdm
+
+from specdec.arm_servers import ArmServers, describe
+from specdec.bench import bench_module
+from specdec.load import run_cell
+from specdec.loop_thread import DEFAULT_STALL_S
+from specdec.plan import ARM_NONE, PlannedCell, SweepPlan, make_plan
+from specdec.profile import locate
+from specdec.prompts import PromptSet, read_prompts
+from specdec.results import (
+    Cell,
+    broken_invariants,
+    git_commit,
+    installed_sglang,
+    machine,
+    read_cells,
+    write_atomic,
+    write_cell,
+    write_tables,
+)
+from specdec.run_folder import Status, folder_lock, open_folder, read_status, utc_now
+from specdec.stats import mean_interval
+
+__all__ = ["Status", "SweepPlan", "make_plan", "read_status", "run_sweep"]
+
+_log = logging.getLogger(__name__)
+
+
+def run_sweep(
+    plan: SweepPlan,
+    out: str | Path,
+    progress: Callable[..., Any] = tqdm,
+    retry_failed: bool = False,
+    stall_s: float = DEFAULT_STALL_S,
+) -> pd.DataFrame:
+    """Measure the cells of `plan` that are not yet in `out`; the table of all its rows.
+
+    A cell that fails is a row with its error; with `retry_failed` those of an earlier call are measured anew.
+    `progress` is called like tqdm. Raises ValueError before anything starts: another plan in `out`, another
+    run at work there, another release in this environment, a prompt file that has changed. Ctrl-C ends the
+    servers and keeps the rows.
+    """
+    out = Path(out)
+    if (installed := installed_sglang()) != plan.sglang:
+        raise ValueError(f"the plan is for SGLang {plan.sglang}, this environment has {installed or 'none'}")
+    prompts = read_prompts(locate(plan.profile.prompts))
+    if prompts.sha256 != plan.prompt_set_sha256:
+        raise ValueError(f"the prompt file {plan.profile.prompts} is not the one that was planned with")
+    with folder_lock(out):
+        run_id = open_folder(out, plan)
+        run = _Run(plan, out, run_id, prompts, ArmServers(plan, out / "logs", prompts), stall_s)
+        run.take_done(read_cells(out), retry_failed)
+        try:
+            with contextlib.closing(run.servers):
+                run.measure_all(progress)
+        except KeyboardInterrupt:
+            run.note("interrupted")
+            raise
+        except BaseException:
+            run.note("failed")
+            raise
+        finally:
+            frame = write_tables(out, read_cells(out))
+        run.note("done")
+    return frame
+
+
+@dataclass
+class _Run:
+    """A run at work: its rows and its status."""
+
+    plan: SweepPlan
+    out: Path
+    run_id: str
+    prompts: PromptSet
+    servers: ArmServers
+    stall_s: float
+    rows: dict[str, Cell] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
+    measured: int = 0  # cells of this call
+    total: int = 0
+    current: str | None = None
+    last_result: str | None = None
+    started_at: str = field(default_factory=utc_now)
+    machine: str = field(default_factory=machine)
+    git_commit: str | None = field(default_factory=git_commit)
+
+    def take_done(self, rows: list[Cell], retry_failed: bool) -> None:
+        """Count the rows of an earlier call as done."""
+        self.rows = {row.cell_id: row for row in rows if row.error is None or not retry_failed}
+
+    def measure_all(self, progress: Callable[..., Any]) -> None:
+        planned = [cell for repeat in range(self.plan.repeats) for cell in self.plan.cells(repeat)]
+        self.total = len(planned)
+        missing = [cell for cell in planned if cell.cell_id not in self.rows]
+        if missing:
+            # Its import takes as long as a server's start: both at once.
+            threading.Thread(target=bench_module, daemon=True).start()
+            self.note("running")
+            self.servers.start_all(dict.fromkeys(cell.arm.worker for cell in missing))
+        with progress(
+            total=self.total,
+            initial=self.total - len(missing),
+            unit="cell",
+            desc=f"sweep {self.plan.profile.name}",
+        ) as bar:
+            for repeat in range(self.plan.max_repeats):
+                cells = self._cells_of(repeat)
+                if repeat >= self.plan.repeats:
+                    self.total += len(cells)
+                    bar.total = self.total
+                    bar.update(sum(cell.cell_id in self.rows for cell in cells))
+                for cell in cells:
+                    if cell.cell_id not in self.rows:
+                        self._measure_one(cell)
+                        bar.set_postfix_str(self.last_result, refresh=False)
+                        bar.update(1)
+
+    def _cells_of(self, repeat: int) -> list[PlannedCell]:
+        """The cells of a repeat; beyond the plan's `repeats` only where the numbers are not sure enough."""
+        if repeat < self.plan.repeats:
+            return self.plan.cells(repeat)
+        return self.plan.cells(repeat, [c for c in self.plan.concurrencies if not self._is_sure(c, repeat)])
+
+    def _is_sure(self, concurrency: int, repeats: int) -> bool:
+        """Whether every arm's interval at this concurrency, over the first `repeats`, is within target_ci."""
+        assert self.plan.target_ci is not None  # else max_repeats is repeats
+        for arm in self.plan.arms():
+            values = [
+                row.output_tok_s
+                for row in self.rows.values()
+                if (row.arm, row.worker, row.threshold, row.concurrency)
+                == (arm.arm, arm.worker, arm.threshold, concurrency)
+                and row.repeat < repeats
+                and row.error is None
+                and row.output_tok_s is not None
+            ]
+            interval = mean_interval(values)
+            if (
+                not interval.known
+                or interval.high - interval.estimate > self.plan.target_ci * interval.estimate
+            ):
+                return False
+        return True
+
+    def _measure_one(self, planned: PlannedCell) -> None:
+        self.current = planned.cell_id
+        self.note("running")
+        row = self._measure(planned)
+        write_cell(self.out, row)
+        self.rows[row.cell_id] = row
+        self.measured += 1
+        self.current = None
+        result = f"failed: {row.error}" if row.error else f"{row.output_tok_s:.1f} tok/s"
+        self.last_result = f"{row.cell_id} {result}"
+        if row.error:
+            _log.warning("cell %s failed: %s", row.cell_id, row.error)
+        self.note("running")
+
+    def _measure(self, planned: PlannedCell) -> Cell:
+        """Measure one cell; what goes wrong is in the row, and the next cell then gets a new server."""
+        arm, plan = planned.arm, self.plan
+        columns = self._asked_columns(planned)
+        try:
+            server = self.servers.ready(arm)
+            columns |= describe(server) | {"started_at": utc_now()}
+            prompts = plan.prompts(self.prompts, planned)
+            measured = run_cell(
+                server, prompts, planned.concurrency, plan.output_tokens, plan.slo, self.stall_s
+            )
+            columns |= asdict(measured)
+            self.servers.succeeded(arm.worker)
+        except Exception as error:
+            columns["error"], columns["error_log_tail"] = self.servers.failed(arm.worker, error)
+        columns["server_restarts"] = self.servers.restarts[arm.worker]
+        return _checked(columns)
+
+    def _asked_columns(self, planned: PlannedCell) -> dict[str, Any]:
+        """What is known of a cell before it is measured."""
+        arm, profile = planned.arm, self.plan.profile
+        return {
+            "run_id": self.run_id,
+            "cell_id": planned.cell_id,
+            "started_at": utc_now(),
+            "profile": profile.name,
+            **{"arm": arm.arm, "worker": arm.worker, "threshold": arm.threshold},
+            **{"concurrency": planned.concurrency, "repeat": planned.repeat, "order": planned.order},
+            "num_prompts": self.plan.num_prompts(planned.concurrency),
+            "output_tokens_per_request": self.plan.output_tokens,
+            **{"prompt_set": self.prompts.name, "prompt_set_sha256": self.prompts.sha256},
+            **{"slo_ttft_ms": self.plan.slo_ttft_ms, "slo_tpot_ms": self.plan.slo_tpot_ms},
+            "model": profile.model,
+            "draft_model": None if arm.worker == ARM_NONE else profile.draft_model,
+            **{"machine": self.machine, "git_commit": self.git_commit},
+        }
+
+    def note(self, state: str) -> None:
+        """Write status.json. A full disk does not matter here: the next row will say so."""
+        left = self.total - len(self.rows)
+        each_s = (time.monotonic() - self.began_s) / self.measured if self.measured else None
+        status = Status(
+            run_id=self.run_id,
+            pid=os.getpid(),
+            state=state,
+            cells_total=self.total,
+            cells_done=len(self.rows),
+            cells_failed=sum(row.error is not None for row in self.rows.values()),
+            current_cell=self.current,
+            last_result=self.last_result,
+            seconds_left=None if each_s is None else left * each_s,
+            started_at=self.started_at,
+            updated_at=utc_now(),
+        )
+        with contextlib.suppress(OSError):
+            write_atomic(self.out / "status.json", (status.model_dump_json(indent=1) + "\n").encode())
+
+
+def _checked(columns: dict[str, Any]) -> Cell:
+    """The row; one that breaks an invariant of the schema gets that as its error."""
+    try:
+        return Cell(**columns)
+    except ValidationError:
+        broken = broken_invariants(Cell.model_construct(**columns))
+        if not broken:
+            raise
+        return Cell(**columns | {"error": "; ".join(broken)})
