@@ -176,7 +176,7 @@ def tree_speculative_sampling_target_only(
             while draft != -1:
                 probability = float(target_probs[b, node, candidate[b][draft]])
                 mass += probability
-                if coins[b][node] <= mass / threshold_acc or probability >= threshold_single:
+                if coins[b][node] < mass / threshold_acc or probability >= threshold_single:
                     break
                 rejected.append(candidate[b][draft])
                 draft = sibling[b][draft]
@@ -188,8 +188,8 @@ def tree_speculative_sampling_target_only(
         accept_token_num[b] = count
         rest = target_probs[b, node].clone()
         rest[rejected] = 0
-        drawn = uniform_samples_for_final_sampling[b] * rest.sum()
-        predicts[index[b][node]] = int((rest.cumsum(0) > drawn).int().argmax())
+        reached = rest.cumsum(0)  # its last entry, not rest.sum(), which rounds differently: the draw must fall below
+        predicts[index[b][node]] = int((reached > uniform_samples_for_final_sampling[b] * reached[-1]).int().argmax())
 
 
 def top_k_renorm_prob(probs: Tensor, top_ks: Tensor) -> Tensor:

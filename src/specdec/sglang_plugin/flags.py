@@ -1,6 +1,7 @@
 """The switch's flags on SGLang's own command line.
 
 The settings ride on the ServerArgs object as attribute ``specdec``, which SGLang pickles to its scheduler processes.
+When SGLang's own settings are final differs: each release's module hooks that moment and calls ``check_can_act``.
 """
 
 import argparse
@@ -12,12 +13,11 @@ from specdec.sglang_plugin.hooks import after, around, refuse
 THRESHOLD_FLAG = "--speculative-disable-batch-threshold"
 RESUME_FLAG = "--speculative-resume-batch-threshold"
 DWELL_FLAG = "--speculative-disable-dwell-steps"
-NOT_GIVEN = "not given"
 ATTRIBUTE = "specdec"
 
 
 def register(release: str, supported: tuple[str, ...]) -> None:
-    """Add the flags; refuse the start, with the reason, where they cannot take effect."""
+    """Add the flags, and put what they say on the ServerArgs object."""
     # Relies on: ServerArgs.add_cli_args(parser) adding the arguments, from_cli_args(args) building the ServerArgs.
     after("sglang.srt.server_args.ServerArgs.add_cli_args", _add_flags, "parser")
 
@@ -27,7 +27,6 @@ def register(release: str, supported: tuple[str, ...]) -> None:
         if settings is not None:
             if release not in supported:
                 refuse(f"{THRESHOLD_FLAG} needs SGLang {' or '.join(supported)}; this is {release}")
-            _check_can_act(server_args, release)
             setattr(server_args, ATTRIBUTE, settings)
         return server_args
 
@@ -39,7 +38,7 @@ def _add_flags(result: None, parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         THRESHOLD_FLAG,
         type=_integer_or_none,
-        default=NOT_GIVEN,
+        default=argparse.SUPPRESS,
         metavar="N",
         help="Largest batch size that still speculates; above it decode steps are plain. 0: never speculate. "
         "none: load the switch, speculate always until a threshold is set on the running server.",
@@ -47,14 +46,14 @@ def _add_flags(result: None, parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         RESUME_FLAG,
         type=_integer,
-        default=None,
+        default=argparse.SUPPRESS,
         metavar="M",
         help="Speculation comes back at this batch size or below (default: N).",
     )
     group.add_argument(
         DWELL_FLAG,
         type=_integer,
-        default=None,
+        default=argparse.SUPPRESS,
         metavar="K",
         help="Decode steps that a mode is kept at least (default: 1).",
     )
@@ -73,21 +72,24 @@ def _integer_or_none(text: str) -> int | None:
 
 def _settings(args: argparse.Namespace) -> SwitchSettings | None:
     """The settings asked for; None when the switch was not asked for at all."""
-    threshold = args.speculative_disable_batch_threshold
-    resume = args.speculative_resume_batch_threshold
-    dwell = args.speculative_disable_dwell_steps
-    if threshold == NOT_GIVEN:
+    # Suppressed defaults: a flag that was not given is absent, "none" is None.
+    resume = getattr(args, "speculative_resume_batch_threshold", None)
+    dwell = getattr(args, "speculative_disable_dwell_steps", None)
+    if not hasattr(args, "speculative_disable_batch_threshold"):
         if resume is not None or dwell is not None:
             given = RESUME_FLAG if resume is not None else DWELL_FLAG
             refuse(f"{given} has no effect without {THRESHOLD_FLAG}; give that too, or neither")
         return None
     try:
-        return SwitchSettings(threshold, resume, 1 if dwell is None else dwell)
+        return SwitchSettings(args.speculative_disable_batch_threshold, resume, 1 if dwell is None else dwell)
     except ValueError as error:
         refuse(str(error))
 
 
-def _check_can_act(server_args: Any, release: str) -> None:
+def check_can_act(server_args: Any, release: str) -> None:
+    """Refuse the start, with the reason, if the switch was asked for and cannot act with these resolved settings."""
+    if not hasattr(server_args, ATTRIBUTE):
+        return
     from specdec.worker_path import refusal
 
     reason = refusal(server_args, release)

@@ -9,9 +9,8 @@ from typing import Any, TextIO
 
 from specdec import __version__
 from specdec.policy import Mode
+from specdec.sglang_plugin.stages import TRACE_VARIABLE, StageTimes
 from specdec.sglang_plugin.switch import Switch
-
-TRACE_VARIABLE = "SPECDEC_TRACE"
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Step:
     batch_size: int
     mode: Mode | None  # None: a server without the switch
     duration_us: int  # host time of Scheduler.run_batch; under overlap on a GPU that is the launch alone
+    stages_us: dict[str, int] | None  # of it, in draft, verify, draft extend; None: not measured
 
 
 @dataclass
@@ -43,11 +43,13 @@ class Report:
     facts: WorkerFacts
     switch: Switch | None
     inactive_reason: str | None
+    stages: StageTimes | None = None
     trace: TextIO | None = None
     metrics: "Metrics | None" = None
     batch_size: int = 0
     steps: int = 0
     mode_steps: Counter[Mode] = field(default_factory=Counter)
+    graph_steps: Counter[Mode] = field(default_factory=Counter)  # whose target forward was a CUDA graph
     steps_by_batch_size: Counter[int] = field(default_factory=Counter)
     speculative_tokens: int = 0
     speculative_request_steps: int = 0
@@ -56,7 +58,7 @@ class Report:
     def start_step(self) -> float:
         return time.monotonic() - self.start_s
 
-    def end_step(self, started_s: float, batch_size: int) -> Step:
+    def end_step(self, started_s: float, batch_size: int, in_graph: bool) -> Step:
         """Count a decode step that has just been run (its result may still be on the way from the device)."""
         mode = self.switch.mode if self.switch is not None else None
         duration_us = round((time.monotonic() - self.start_s - started_s) * 1e6)
@@ -65,7 +67,9 @@ class Report:
         self.steps_by_batch_size[batch_size] += 1
         if mode is not None:
             self.mode_steps[mode] += 1
-        return Step(self.steps, started_s, batch_size, mode, duration_us)
+            self.graph_steps[mode] += in_graph
+        stages_us = self.stages.take() if self.stages is not None else None
+        return Step(self.steps, started_s, batch_size, mode, duration_us, stages_us)
 
     def commit(self, step: Step, requests: int, tokens: int) -> None:
         """Note what a step committed: tokens (bonus included) over the requests that were still alive."""
@@ -76,8 +80,9 @@ class Report:
             self.metrics.observe(step, self)
         if self.trace is not None:
             mode = step.mode.value if step.mode else None
-            row = {"step": step.number, "t_s": round(step.started_s, 6), "batch_size": step.batch_size}
-            row |= {"mode": mode, "tokens": tokens, "duration_us": step.duration_us}
+            row: dict[str, Any] = {"step": step.number, "t_s": round(step.started_s, 6)}
+            row |= {"batch_size": step.batch_size, "mode": mode, "tokens": tokens, "duration_us": step.duration_us}
+            row |= {f"{stage}_us": spent for stage, spent in (step.stages_us or {}).items()}
             self.trace.write(json.dumps(row) + "\n")
 
     @property
@@ -107,6 +112,7 @@ class Report:
             "batch_size": self.batch_size,
             "speculative_steps": self.mode_steps[Mode.SPECULATIVE],
             "plain_steps": self.mode_steps[Mode.PLAIN],
+            "graph_steps": {mode.value: self.graph_steps[mode] for mode in Mode},
             "switches_off": switch.switches_off if switch else 0,
             "switches_on": switch.switches_on if switch else 0,
             "speculative_tokens": self.speculative_tokens,

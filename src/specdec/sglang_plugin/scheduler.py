@@ -2,11 +2,13 @@
 
 Relied on in Scheduler (managers/scheduler.py): ``run_batch`` runs every batch on this thread, ``init_model_worker``
 leaves the worker that runs in ``draft_worker`` (None without speculation), ``set_internal_state`` requests reach all
-tensor-parallel ranks between the same two steps (they are broadcast with the requests).
+tensor-parallel ranks between the same two steps (they are broadcast with the requests). The form of such a request
+differs, so each release's module hooks it and calls ``change_settings``.
 """
 
 import inspect
 import logging
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,24 +28,26 @@ def install(process_decode_target: str) -> None:
     around(f"{SCHEDULER}.run_batch", _run_batch, "batch")
     around(process_decode_target, _process_decode, "batch", "result")
     after(f"{SCHEDULER}.get_internal_state", _after_get_internal_state, "recv_req")
-    around(f"{SCHEDULER}.set_internal_state", _set_internal_state, "recv_req")
 
 
 def _after_init_model_worker(result: None, scheduler: Any) -> None:
     """All workers are built: attach the report, and say once what runs."""
+    from sglang.srt.distributed.parallel_state import get_tensor_model_parallel_rank
+    from specdec.worker_path.path import rules_for
+
     switch: Switch | None = getattr(scheduler.draft_worker, "switch", None)
-    is_rank_0 = scheduler.tp_rank == 0
+    tp_rank = get_tensor_model_parallel_rank()
+    settings = rules_for(version("sglang")).resolved(scheduler.server_args)
     facts = worker_facts(scheduler)
     inactive = None if switch else "started without --speculative-disable-batch-threshold"
-    report = Report(facts, switch, inactive)
-    if is_rank_0:
+    report = Report(facts, switch, inactive, getattr(scheduler.draft_worker, "stages", None))
+    if tp_rank == 0:
         report.trace = open_trace()
         if switch is not None:
-            if scheduler.server_args.enable_metrics:
-                labels = {"model_name": scheduler.server_args.served_model_name, "tp_rank": str(scheduler.tp_rank)}
-                report.metrics = Metrics(labels)
+            if settings.enable_metrics:
+                report.metrics = Metrics({"model_name": settings.served_model_name, "tp_rank": str(tp_rank)})
             logger.info(
-                "switch active: %s; SGLang %s, worker %s (%s), overlap %s: %s",
+                "specdec: switch active: %s; SGLang %s, worker %s (%s), overlap %s: %s",
                 describe(switch.settings),
                 facts.sglang_version,
                 facts.worker_class,
@@ -76,7 +80,7 @@ def _run_batch(original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: 
     report: Report = scheduler.specdec
     batch_size, started_s = batch.batch_size(), report.start_step()
     result = original(scheduler, batch, *args, **kwargs)
-    result.specdec = (report, report.end_step(started_s, batch_size))
+    result.specdec = (report, report.end_step(started_s, batch_size, bool(result.can_run_cuda_graph)))
     return result
 
 
@@ -104,19 +108,16 @@ def _after_get_internal_state(output: Any, scheduler: Any, recv_req: Any) -> Any
     return output
 
 
-def _set_internal_state(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Take the key ``specdec`` of a change; a request that also sets other things is refused whole, not halved."""
-    if "specdec" not in recv_req.server_args:
-        return original(scheduler, recv_req)
-    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+def change_settings(scheduler: Any, asked: Mapping[str, Any]) -> bool:
+    """Change the switch as the key ``specdec`` of a set_internal_state request asks; False if nothing changed.
 
+    A request that also sets other things is refused whole, not halved.
+    """
     switch: Switch | None = scheduler.specdec.switch
     if switch is None:
-        logger.warning("settings unchanged: the switch is not active in this server")
-        updated = False
-    elif len(recv_req.server_args) > 1:
-        logger.warning("settings unchanged: set specdec in a request of its own")
-        updated = False
-    else:
-        updated = switch.change(recv_req.server_args["specdec"])
-    return SetInternalStateReqOutput(updated=updated, server_args={})
+        logger.warning("specdec: settings unchanged: the switch is not active in this server")
+        return False
+    if len(asked) > 1:
+        logger.warning("specdec: settings unchanged: set specdec in a request of its own")
+        return False
+    return switch.change(asked["specdec"])

@@ -2,18 +2,20 @@
 
 from typing import Any
 
+import torch
+
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_worker import EAGLEWorker
 from specdec.policy import Mode
 from specdec.sglang_plugin.sglang_0_5_12.plain_step import (
-    PLAIN_DRAFT_TOKENS,
-    PLAIN_STEPS,
+    build_plain_state,
     one_node_verify,
     swapped,
 )
-from specdec.sglang_plugin.switch import Switch
+from specdec.sglang_plugin.stages import time_stages
+from specdec.sglang_plugin.switch import make_switch
 
 
 class SwitchedEAGLEWorker(EAGLEWorker):  # type: ignore[misc]
@@ -26,26 +28,32 @@ class SwitchedEAGLEWorker(EAGLEWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.switch = Switch(self.server_args.specdec, is_rank_0=self.tp_rank == 0)
+        self.switch = make_switch(self.server_args, self.tp_rank)
         self.plain = False
+        self.stages = time_stages(
+            draft=(self, "draft"), verify=(self, "verify"), draft_extend=(self, "forward_draft_extend_after_decode")
+        )
         with (
             self.draft_tp_context(self.draft_model_runner.tp_group),
             speculative_moe_backend_context(),
             speculative_moe_a2a_backend_context(),
         ):
-            self.plain_state = self.build_adaptive_runtime_state(PLAIN_STEPS, PLAIN_DRAFT_TOKENS)
+            self.plain_state = build_plain_state(*self._parts())
 
     def forward_batch_generation(self, batch: Any) -> Any:
         is_decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle())
         if not is_decode or self.switch.decide(batch.batch_size()) is Mode.SPECULATIVE:
             return super().forward_batch_generation(batch)
-        target_runner = self.target_worker.model_runner
         self.plain = True
         try:
-            with swapped([self], target_runner, self.draft_model_runner, self.plain_state):
+            with swapped(*self._parts(), self.plain_state):
                 return super().forward_batch_generation(batch)
         finally:
             self.plain = False
+
+    def _parts(self) -> tuple[Any, Any, Any, Any]:
+        """Verifying worker, draft worker (both this one), and the runners of the target and the draft model."""
+        return self, self, self.target_worker.model_runner, self.draft_model_runner
 
     def draft(self, batch: Any) -> EagleVerifyInput:
         if not self.plain:

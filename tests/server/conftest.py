@@ -1,0 +1,91 @@
+"""Real servers for the tests, each configuration started once and shared.
+
+The tests run in the environment of one SGLang release and take that release's configurations.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from specdec.profile import load_profile, plan_server
+from specdec.server import Server, ServerPlan
+
+RELEASE = version("sglang")
+PROFILE = load_profile("cpu-tiny")
+INJECTED = str(Path(__file__).parent / "injected")
+WORKER = {"v1": "EAGLEWorker", "v2": "EAGLEWorkerV2"}
+
+# name: (worker of the profile, num_steps, topk, num_draft_tokens)
+SHAPES = {
+    "0.5.12": {
+        "v1-tree": ("v1", 3, 4, 16),
+        "v1-chain": ("v1", 3, 1, 4),
+        "v2-chain": ("v2", 3, 1, 4),
+    },
+    "0.5.23": {
+        "v2-tree": ("v2", 3, 4, 16),
+        "v2-chain": ("v2", 3, 1, 4),
+    },
+}[RELEASE]
+# Small enough that 24 requests do not fit at once: requests are retracted under load, as on a full GPU.
+POOL_TOKENS = 3000
+TESTED_FLAGS = ["--max-total-tokens", str(POOL_TOKENS), "--chunked-prefill-size", "64", "--grammar-backend", "llguidance"]
+
+
+def plan(shape: str | None, *flags: str, **env: str) -> ServerPlan:
+    """The profile's server (shape None: the baseline), with flags added (the last one given counts)."""
+    if shape is None:
+        made = plan_server(PROFILE, "baseline", "none", RELEASE)
+        return replace(made, command=[*made.command, *TESTED_FLAGS, *flags], env=made.env | env)
+    worker, steps, topk, draft_tokens = SHAPES[shape]
+    made = plan_server(PROFILE, "dynamic", worker, RELEASE)
+    drafts = {"steps": steps, "topk": topk, "tokens": draft_tokens}
+    names = {"steps": "num-steps", "topk": "eagle-topk", "tokens": "num-draft-tokens"}
+    drafting = [word for key, name in names.items() for word in (f"--speculative-{name}", str(drafts[key]))]
+    return replace(made, command=[*made.command, *drafting, *TESTED_FLAGS, *flags], env=made.env | env)
+
+
+@pytest.fixture(scope="session")
+def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server-logs")
+
+
+@pytest.fixture(scope="session")
+def start(log_dir: Path) -> Iterator[Callable[[ServerPlan], Server]]:
+    """Start a server, or give the running one of the same plan; all end with the session."""
+    running: dict[str, Server] = {}
+
+    def started(wanted: ServerPlan) -> Server:
+        key = repr((wanted.command, sorted(wanted.env.items())))
+        if key not in running or not running[key].running():
+            running[key] = Server.start(wanted, log_dir, timeout_s=240)
+        return running[key]
+
+    try:
+        yield started
+    finally:
+        for server in running.values():
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def baseline(start: Callable[[ServerPlan], Server]) -> Server:
+    """Without speculation: what it answers is right."""
+    return start(plan(None))
+
+
+@pytest.fixture(scope="session", params=list(SHAPES))
+def shape(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def switched(shape: str, start: Callable[[ServerPlan], Server]) -> Server:
+    """A server with the switch, speculating always until a test sets a threshold; alive before and after the test."""
+    server = start(plan(shape))
+    server.set_threshold(None, dwell_steps=1)
+    return server

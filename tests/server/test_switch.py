@@ -1,0 +1,210 @@
+"""The switch as a user meets it: start line, state, live changes, metrics, warm-up, soak, sampling."""
+
+import functools
+import json
+import math
+import re
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+from client import Request, generate, prompt, tokens
+from conftest import RELEASE, SHAPES, WORKER, plan
+from scipy.stats import chisquare
+
+from specdec.server import Server, ServerPlan
+
+
+def state(server: Server) -> dict[str, Any]:
+    found = server.state()
+    assert found is not None, "the plugin is not loaded"
+    return found
+
+
+def steps(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
+    keys = ("speculative_steps", "plain_steps", "switches_off", "switches_on")
+    return {key: after[key] - before[key] for key in keys}
+
+
+def test_who_runs_is_said_at_start_and_in_the_state(shape: str, switched: Server) -> None:
+    """Cases 1 and 11: worker class, file, overlap and the value in force, found in the running process."""
+    worker = SHAPES[shape][0]
+    now = state(switched)
+    assert now["active"] is True
+    assert (now["plugin_version"], now["sglang_version"]) == ("0.1.0", RELEASE)
+    assert now["worker_class"] == WORKER[worker]
+    assert re.fullmatch(r"sglang/srt/speculative/eagle_worker(_v2)?\.py", now["worker_file"])
+    log = switched.log_path.read_text()
+    lines = [line for line in log.splitlines() if "specdec: switch active" in line]
+    assert len(lines) == 1, "one line, from rank 0"
+    for said in (now["worker_class"], now["worker_file"], RELEASE, "overlap " + ("on" if now["overlap"] else "off")):
+        assert said in lines[0]
+
+
+def test_a_plugin_without_the_flag_is_inactive(baseline: Server) -> None:
+    now = state(baseline)
+    assert now["active"] is False
+    assert "--speculative-disable-batch-threshold" in now["inactive_reason"]
+    assert now["threshold"] is now["mode"] is now["accept_length"] is None
+    before = now["steps_by_batch_size"].get("1", 0)
+    generate(baseline.url, [Request(prompt(0), 10)])
+    # The first token comes from the prefill; overlap may run one decode step beyond the end.
+    assert state(baseline)["steps_by_batch_size"]["1"] - before in (9, 10)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"threshold": -1}, "must be an integer of 0 or more"),
+        ({"threshold": 2.5}, "must be an integer of 0 or more"),
+        ({"threshold": 4, "resume_threshold": 6}, "is above the threshold"),
+        ({"treshold": 4}, "cannot set treshold"),
+        ([4], "expected an object"),
+    ],
+)
+def test_a_bad_live_change_changes_nothing(switched: Server, bad: Any, reason: str) -> None:
+    switched.set_threshold(5, resume_threshold=3, dwell_steps=2)
+    body = json.dumps({"server_args": {"specdec": bad}}).encode()
+    request = urllib.request.Request(f"{switched.url}/set_internal_state", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        assert json.load(response) == [False]
+    now = state(switched)
+    assert (now["threshold"], now["resume_threshold"], now["dwell_steps"]) == (5, 3, 2)
+    assert reason in now["refused_change"]
+
+
+def test_a_live_threshold_does_what_the_flag_does(
+    shape: str, switched: Server, start: Callable[[ServerPlan], Server]
+) -> None:
+    """Same tokens, switches and step counts; the last two exactly where arrival times cannot matter."""
+    flagged = start(plan(shape, "--speculative-disable-batch-threshold", "3"))
+    assert state(flagged)["threshold"] == 3
+    switched.set_threshold(3)
+    crossing = [Request(prompt(i), 30 + 20 * i) for i in range(6)]
+    seen = []
+    for server in (flagged, switched):
+        server.flush_cache()
+        before = state(server)
+        answers = [tokens(generate(server.url, [request]))[0] for request in crossing[:2]]
+        alone = steps(before, between := state(server))
+        answers += tokens(generate(server.url, crossing))
+        crossed = steps(between, state(server))
+        seen.append((answers, alone, crossed["switches_off"], crossed["switches_on"]))
+    assert seen[0] == seen[1]
+    assert seen[0][1]["plain_steps"] == 0
+    assert seen[0][2] == seen[0][3] == 1
+
+
+def test_metrics_agree_with_the_state(switched: Server) -> None:
+    switched.set_threshold(2)
+    generate(switched.url, [Request(prompt(i), 20 + 10 * i) for i in range(4)])
+    now = state(switched)
+    with urllib.request.urlopen(f"{switched.url}/metrics") as response:
+        text = response.read().decode()
+    found = {
+        (name, re.sub(r".*(mode|to)=\"(\w+)\".*", r"\2", labels) if "mode=" in labels or "to=" in labels else ""): value
+        for name, labels, value in re.findall(r"^(specdec_\w+)\{(.*?)\} ([\d.e+-]+)$", text, re.MULTILINE)
+    }
+    expected = {
+        ("specdec_decode_steps_total", "speculative"): now["speculative_steps"],
+        ("specdec_decode_steps_total", "plain"): now["plain_steps"],
+        ("specdec_speculative_tokens_total", ""): now["speculative_tokens"],
+        ("specdec_threshold", ""): 2,
+    }
+    for key, value in expected.items():
+        # Overlap: the result of a step run after a request's end can still be on its way.
+        assert float(found[key]) == pytest.approx(value, abs=2), key
+
+
+def test_both_kinds_of_step_run_before_the_server_is_ready(start: Callable[[ServerPlan], Server]) -> None:
+    """Case 7: SGLang's own warm-up request takes a plain and a speculative step, also without a threshold."""
+    shape = next(iter(SHAPES))
+    wanted = plan(shape)
+    warm = replace(wanted, command=[word for word in wanted.command if word != "--skip-server-warmup"])
+    server = start(warm)
+    now = state(server)
+    assert now["plain_steps"] >= 1
+    assert now["speculative_steps"] >= 1
+    assert now["switches_off"] == now["switches_on"] == 0
+    server.stop()
+
+
+def test_soak(switched: Server) -> None:
+    """A thousand short requests, the batch growing and shrinking across the threshold; then SGLang's own idle check
+    (it ends the server if KV slots have leaked) must pass and memory must not have grown."""
+    switched.set_threshold(4, resume_threshold=2, dwell_steps=3)
+    switched.flush_cache()
+
+    def burst(first: int) -> None:
+        for wave, concurrency in enumerate((2, 9, 16, 5)):
+            requests = [Request(prompt(first + 83 * wave + i, 6 + i % 20), 1 + i % 9) for i in range(83)]
+            generate(switched.url, requests, concurrency=concurrency)
+
+    burst(0)
+    before_mb = resident_mb(switched)
+    before = state(switched)
+    burst(1000)
+    burst(2000)
+    after = steps(before, state(switched))
+    assert after["switches_off"] > 5
+    assert after["switches_on"] > 5
+    assert resident_mb(switched) < before_mb * 1.1 + 20
+    switched.flush_cache()
+    answers = generate(switched.url, [Request(prompt(1), 8)])
+    assert answers[0] is not None
+    assert switched.running()
+    assert "leak" not in switched.log_path.read_text()
+
+
+def resident_mb(server: Server) -> float:
+    return sum(process.memory_info().rss for process in psutil.Process(server.pid).children(recursive=True)) / 1e6
+
+
+@pytest.mark.parametrize("threshold", [None, 0, 6])
+def test_sampling_follows_the_target(baseline: Server, switched: Server, threshold: int | None) -> None:
+    """Temperature 1: the second token, the first to come from verification, is distributed as the target says."""
+    switched.set_threshold(threshold)
+    ids, first = telling_prompt(baseline)
+    sampled = Request(ids, 3, sampling={"temperature": 1.0})
+    answers = generate(switched.url, [sampled] * 500, concurrency=16)
+    seconds = [answer["output_ids"][1] for answer in answers if answer and answer["output_ids"][0] == first]
+    assert len(seconds) > 250
+    exact = next_token_probabilities(baseline, [*ids, first])
+    p_value, bins = goodness_of_fit(exact, Counter(seconds), len(seconds))
+    assert bins >= 4
+    assert p_value > 1e-5
+
+
+@functools.cache
+def telling_prompt(baseline: Server) -> tuple[list[int], int]:
+    """A prompt whose first token is nearly certain (so that many draws share it) and whose second is not."""
+    for number in range(64):
+        ids = prompt(number)
+        probability, first = max((p, token) for token, p in next_token_probabilities(baseline, ids).items())
+        if probability > 0.7:
+            second = sorted(next_token_probabilities(baseline, [*ids, first]).values())
+            if second[-1] < 0.6 and second[-4] > 0.03:
+                return ids, first
+    raise AssertionError("no held-out prompt is fit for this test")
+
+
+def next_token_probabilities(server: Server, ids: list[int]) -> dict[int, float]:
+    """The target's exact distribution of the token after ids."""
+    body = {"return_logprob": True, "top_logprobs_num": 256}
+    answer = generate(server.url, [Request(ids, 1, sampling={"temperature": 1.0}, body=body)])[0]
+    assert answer is not None
+    return {token: math.exp(value) for value, token, _ in answer["meta_info"]["output_top_logprobs"][0]}
+
+
+def goodness_of_fit(exact: dict[int, float], seen: Counter[int], count: int) -> tuple[float, int]:
+    """Chi-square p-value over the tokens expected at least 5 times, all others pooled; and the number of bins."""
+    common = [token for token, probability in exact.items() if probability * count >= 5]
+    expected = [exact[token] * count for token in common]
+    observed = [float(seen[token]) for token in common]
+    expected.append(count - sum(expected))
+    observed.append(count - sum(observed))
+    return float(chisquare(observed, expected).pvalue), len(observed)
