@@ -39,6 +39,7 @@ pip_install() {
   die "pip failed: $(grep '^ERROR' "$log" | tail -1) (log: $log)"
 }
 
+trap 'die "interrupted; the next run starts anew"' INT TERM
 [[ $# == 1 ]] || die "usage: env/setup.sh RELEASE, one of: $(known)"
 release=$1
 lock=env/locks/sglang-$release-cpu.txt

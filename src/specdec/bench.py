@@ -79,6 +79,7 @@ def _bench_args() -> argparse.Namespace:
         token_ids_logprob=None,
         plot_throughput=False,
         goodput=None,
+        cache_report=False,
         sharegpt_output_len=None,
         random_input_len=None,
         random_output_len=None,

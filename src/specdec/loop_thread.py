@@ -21,9 +21,7 @@ class CellError(Exception):
     """The load did not run to its end (one line). The server may still hold requests: get a fresh one."""
 
 
-def run_in_thread(
-    main: Callable[[], Coroutine[Any, Any, T]], watch: Callable[[], None], join_s: float = 5.0
-) -> T:
+def run_in_thread(main: Callable[[], Coroutine[Any, Any, T]], watch: Callable[[], None], join_s: float = 5.0) -> T:
     """Run a coroutine in an event loop of its own thread: a notebook's thread already runs one.
 
     `watch` is called about once a second from here. What it raises, and KeyboardInterrupt, cancels the
@@ -41,8 +39,7 @@ def run_in_thread(
         except BaseException as error:
             outcome.set_exception(error)
         finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+            _end_loop(loop)
 
     thread = threading.Thread(target=work, name="specdec-load", daemon=True)
     thread.start()
@@ -55,6 +52,16 @@ def run_in_thread(
         thread.join(join_s)
         raise
     return outcome.result()
+
+
+def _end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what still runs in the loop and close it, as asyncio.run does."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
 
 
 class StallWatch:

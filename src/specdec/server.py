@@ -1,4 +1,4 @@
-"""One SGLang server: start, wait until ready, read and set its state, stop all of it.
+"""The life of one SGLang server: start, wait until ready, stop all of it. Talking to it: client.py.
 
 Usable as a context manager and from a notebook: `with Server.start(plan, log_dir) as server: ...`. The server
 belongs to a supervising process (supervise.py) that ends it when this process ends in any way, kill -9
@@ -8,7 +8,6 @@ included.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import random
 import re
@@ -17,8 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +24,7 @@ from typing import Any
 import psutil
 from tqdm.auto import tqdm
 
+from specdec.client import STATE_READ_TIMEOUT_S, ServerClient
 from specdec.supervise import end_processes, is_alive, session_processes, tree_processes
 
 PORT_PLACEHOLDER = "{port}"
@@ -35,11 +33,7 @@ PORT_PLACEHOLDER = "{port}"
 PORT_RANGE = range(20000, 30000)
 START_ATTEMPTS = 3
 STOP_GRACE_S = 5.0
-STATE_READ_TIMEOUT_S = 30.0
-FLUSH_TIMEOUT_S = 10.0
 _PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port is already in use|errno 98", re.IGNORECASE)
-# No proxy from the environment may stand between us and a server on this machine.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerDied(Exception):  # noqa: N818 - says what happened
@@ -78,13 +72,13 @@ class ServerPlan:
         return f"{self.worker}-{self.arm}" if self.arm == "adaptive" else self.worker
 
 
-class Server:
-    """A running server. Made by `Server.start`; ends with `stop`, the with-block, or this process."""
+class Server(ServerClient):
+    """A server of ours. Made by `Server.start`; ends with `stop`, the with-block, or this process."""
 
     def __init__(self, plan: ServerPlan, port: int, log_path: Path) -> None:
+        super().__init__(f"http://127.0.0.1:{port}")
         self.plan = plan
         self.port = port
-        self.url = f"http://127.0.0.1:{port}"
         self.log_path = log_path
         self._stopped = False
         self._supervisor, self.pid = _spawn(plan, port, log_path)
@@ -164,90 +158,20 @@ class Server:
             lines = log.read().decode(errors="replace").splitlines()
         return "\n".join([line for line in lines if line.strip()][-n:])
 
-    # State
-
     def health(self) -> bool:
-        """True if GET /health answers 200. SGLang generates a token for it (about 1 s): the scheduler works
-        too.
-        """
-        try:
-            self._request("/health")
-        except (ServerDied, ConnectionError):
-            return False
-        return True
-
-    def info(self) -> dict[str, Any]:
-        """GET /get_server_info."""
-        info = json.loads(self._request("/get_server_info"))
-        if not isinstance(info, dict):
-            raise ConnectionError(f"{self.url}/get_server_info did not answer with an object")
-        return info
-
-    def state(self) -> dict[str, Any] | None:
-        """The switch's state on the first data-parallel rank; None on a server without the plugin."""
-        states = self.info().get("internal_states") or [{}]
-        state: dict[str, Any] | None = states[0].get("specdec")
-        return state
-
-    def set_threshold(
-        self, threshold: int | None, resume_threshold: int | None = None, dwell_steps: int | None = None
-    ) -> None:
-        """Change the switch on the running server; None = always speculate. What is not given, the server
-        decides.
-
-        Raises ValueError if the server refuses; nothing has changed then.
-        """
-        wanted: dict[str, int | None] = {"threshold": threshold}
-        if resume_threshold is not None:
-            wanted["resume_threshold"] = resume_threshold
-        if dwell_steps is not None:
-            wanted["dwell_steps"] = dwell_steps
-        body = {"server_args": {"specdec": wanted}}
-        try:
-            answer = json.loads(self._request("/set_internal_state", body))
-        except ConnectionError as error:
-            raise ValueError(f"the server did not take {wanted}: {error}") from error
-        state = self.state()
-        if state is None:
-            raise ValueError("the server runs without specdec's plugin: it has no threshold")
-        if not _all_updated(answer):
-            raise ValueError(f"the server refused {wanted}: {state.get('refused_change') or state}")
-        if any(state.get(key) != value for key, value in wanted.items()):
-            raise ValueError(f"the server took {wanted} but reports {state}")
-
-    def flush_cache(self) -> None:
-        """Drop cached prefixes. Raises RuntimeError if the server still has requests after 10 s."""
-        try:
-            self._request(f"/flush_cache?timeout={FLUSH_TIMEOUT_S:g}", {}, timeout_s=FLUSH_TIMEOUT_S + 30.0)
-        except ConnectionError as error:
-            raise RuntimeError(f"cache not flushed: {error}") from error
-
-    def generation_tokens(self) -> int:
-        """Tokens generated since start by finished requests (`sglang:generation_tokens_total`, all ranks)."""
-        total = 0.0
-        for line in self._request("/metrics").splitlines():
-            if line.startswith("sglang:generation_tokens_total"):
-                total += float(line.rsplit(maxsplit=1)[-1])
-        return int(total)
+        """True if GET /health answers 200; False also for a server that has ended."""
+        return self.running() and super().health()
 
     def _request(
         self, path: str, body: dict[str, Any] | None = None, timeout_s: float = STATE_READ_TIMEOUT_S
     ) -> str:
-        """GET, or POST `body` as JSON. Raises ServerDied if the server has ended, else ConnectionError (one
-        line).
-        """
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        """As ServerClient, but ServerDied (with the last log lines) where the server has ended."""
         try:
-            with _opener.open(request, timeout=timeout_s) as response:
-                return str(response.read().decode())
-        except urllib.error.HTTPError as error:
-            reason = f"HTTP {error.code}: {error.read(300).decode(errors='replace').strip()}"
-        except OSError as error:  # refused, reset, timed out
-            reason = str(error)
-        if not self.running():
-            raise self._died("ended")
-        raise ConnectionError(f"{self.url}{path}: {reason}")
+            return super()._request(path, body, timeout_s)
+        except ConnectionError:
+            if self.running():
+                raise
+            raise self._died("ended") from None
 
     # Start
 
@@ -357,9 +281,3 @@ def _new_log(log_dir: Path, name: str) -> Path:
             return path
         except FileExistsError:
             number += 1
-
-
-def _all_updated(answer: Any) -> bool:
-    """SGLang 0.5.12 and 0.5.23 answer with a list, one bool per data-parallel rank."""
-    answers = answer if isinstance(answer, list) else [answer]
-    return bool(answers) and all(one.get("updated") if isinstance(one, dict) else one for one in answers)

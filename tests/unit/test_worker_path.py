@@ -59,9 +59,7 @@ def llama(folder: Path, architecture: str = "LlamaForCausalLM") -> str:
         ([*TREE, "--enable-multi-layer-eagle"], {}, "MultiLayerEagleWorker", False),
     ],
 )
-def test_0_5_12_picks_the_worker_by_overlap(
-    flags: list[str], env: dict[str, str], worker: str, overlap: bool
-) -> None:
+def test_0_5_12_picks_the_worker_by_overlap(flags: list[str], env: dict[str, str], worker: str, overlap: bool) -> None:
     path = predict(*EAGLE3, *flags, env=env)
     assert (path.worker_class, path.overlap) == (worker, overlap)
 
@@ -176,9 +174,7 @@ def test_parameters_that_the_model_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "multi_layer"), [("EAGLE", True), ("NEXTN", False), ("eagle", False)])
-def test_a_multi_layer_target_is_seen_by_the_typed_name(
-    algorithm: str, multi_layer: bool, tmp_path: Path
-) -> None:
+def test_a_multi_layer_target_is_seen_by_the_typed_name(algorithm: str, multi_layer: bool, tmp_path: Path) -> None:
     target = llama(tmp_path, "MiMoV2FlashForCausalLM")
     path = predict("--model-path", target, "--speculative-algorithm", algorithm, *CHAIN)
     assert str(path.worker_class).startswith("MultiLayer") == multi_layer
@@ -298,9 +294,7 @@ def test_bad_flags_are_one_line(flags: list[str], message: str) -> None:
 
 
 def test_flags_may_be_abbreviated_and_joined_as_sglang_takes_them() -> None:
-    path = predict(
-        "--speculative-algo=EAGLE3", "--speculative-num-st", "3", "--speculative-eagle-topk=1", "--tp=8"
-    )
+    path = predict("--speculative-algo=EAGLE3", "--speculative-num-st", "3", "--speculative-eagle-topk=1", "--tp=8")
     assert path.worker_class == "EAGLEWorkerV2"
 
 
@@ -331,9 +325,7 @@ def test_json_and_text_hold_the_same_answer() -> None:
     path = predict(*EAGLE3, *TREE, *SWITCH)
     assert json.loads(json.dumps(path.to_dict()))["worker_class"] == "EAGLEWorker"
     text = worker_path.render(path)
-    assert text.startswith(
-        "SGLang 0.5.12 runs EAGLEWorker (sglang/srt/speculative/eagle_worker.py), overlap off"
-    )
+    assert text.startswith("SGLang 0.5.12 runs EAGLEWorker (sglang/srt/speculative/eagle_worker.py), overlap off")
     assert all(line in text for line in [*path.reasons, *path.warnings, path.switch_reason])
 
 
@@ -455,9 +447,7 @@ def test_live_an_answer_that_is_not_a_supported_sglang_s(answer: Any, status: in
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("url", "message"), [("http://127.0.0.1:9", "no server answers"), ("localhost:1", "URL")]
-)
+@pytest.mark.parametrize(("url", "message"), [("http://127.0.0.1:9", "no server answers"), ("localhost:1", "URL")])
 def test_live_nothing_there(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         worker_path.check_live(url)

@@ -206,9 +206,7 @@ def test_multi_layer_eagle_without_overlap_cannot_be_imported_in_0_5_12(sglang: 
     if RELEASE != "0.5.12" or sys.version_info >= (3, 14):
         pytest.skip("SGLang 0.5.12 under Python below 3.14")
     flags = [*model(), "--speculative-algorithm", "EAGLE3", "--enable-multi-layer-eagle", *TREE]
-    assert any(
-        "cannot be imported" in warning for warning in worker_path.predict(flags, {}, RELEASE).warnings
-    )
+    assert any("cannot be imported" in warning for warning in worker_path.predict(flags, {}, RELEASE).warnings)
     import sglang.srt.speculative as package
 
     source = Path(package.__path__[0]) / "multi_layer_eagle_worker.py"
@@ -327,16 +325,12 @@ def test_the_matrix_of_other_spellings(sglang: SGLang, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(
-    "algorithm", [None, "none", "DFLASH", "FROZEN_KV_MTP", "NGRAM", "DSPARK", "UNO", "NOSUCH"]
-)
+@pytest.mark.parametrize("algorithm", [None, "none", "DFLASH", "FROZEN_KV_MTP", "NGRAM", "DSPARK", "UNO", "NOSUCH"])
 def test_the_matrix_of_other_algorithms(sglang: SGLang, algorithm: str | None, device: str) -> None:
     report(differences(sglang, matrix(algorithm, device, [[], TREE])))
 
 
-def matrix(
-    algorithm: str | None, device: str, parameters: list[list[str]]
-) -> list[tuple[list[str], dict[str, str]]]:
+def matrix(algorithm: str | None, device: str, parameters: list[list[str]]) -> list[tuple[list[str], dict[str, str]]]:
     asked = ["--speculative-algorithm", algorithm] if algorithm else []
     cases = []
     for v2, overlap, numbers, extra in itertools.product(
@@ -442,17 +436,13 @@ def test_what_the_target_s_architecture_decides(
         ("EAGLE", "NEXTN", "eagle", "EAGLE3"), ([], CHAIN, TREE), V2_VALUES[RELEASE]
     ):
         env = {} if v2 is None else {"SGLANG_ENABLE_SPEC_V2": v2}
-        cases.append(
-            ([*model(), "--device", "cuda", "--speculative-algorithm", algorithm, *DRAFT, *numbers], env)
-        )
+        cases.append(([*model(), "--device", "cuda", "--speculative-algorithm", algorithm, *DRAFT, *numbers], env))
     assert any(isinstance(sglang.decide(*case), Decision) for case in cases), sglang.decide(*cases[0])
     report(differences(sglang, cases, rules_see=("--model-path", str(target))))
 
 
 @pytest.mark.parametrize("architecture", ["Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"])
-def test_a_gemma4_draft_moves_eagle_to_frozen_kv_mtp(
-    sglang: SGLang, architecture: str, tmp_path: Path
-) -> None:
+def test_a_gemma4_draft_moves_eagle_to_frozen_kv_mtp(sglang: SGLang, architecture: str, tmp_path: Path) -> None:
     draft = with_architecture(tmp_path / "draft", PAIR / "draft", architecture)
     cases: list[tuple[list[str], dict[str, str]]] = [
         (

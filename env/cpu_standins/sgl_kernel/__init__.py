@@ -7,7 +7,7 @@ path.
 
 from importlib.metadata import version
 
-from specdec.cpu.missing import Missing, stand_in
+from specdec.cpu.missing import Missing, missing, stand_in
 from specdec.cpu.operators import *  # noqa: F403
 
 if version("sglang") == "0.5.23":
@@ -18,4 +18,4 @@ stand_in(__name__)
 
 
 def __getattr__(name: str) -> Missing:
-    return getattr(Missing(__name__), name)
+    return missing(__name__, name)

@@ -23,9 +23,16 @@ class Missing:
         raise NotImplementedError(f"{self._name} is not there: specdec's CPU environment has only a stand-in")
 
 
+def missing(package: str, name: str) -> Missing:
+    """The placeholder for a name of a package. Raises AttributeError for dunder names, as a module does."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Missing(f"{package}.{name}")
+
+
 class _MissingModule(types.ModuleType):
     def __getattr__(self, name: str) -> Missing:
-        return getattr(Missing(self.__name__), name)
+        return missing(self.__name__, name)
 
 
 class _MissingSubmodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -35,7 +35,7 @@ class RaggedMetadata:
     requests: list[tuple[slice, Tensor, Tensor]]  # queries, slots [kv_len], visible [queries, kv_len]
 
 
-class TorchTreeAttention(AttentionBackend):
+class TorchTreeAttention(AttentionBackend):  # type: ignore[misc]
     """Attention over the paged KV pool for prefill, decode, tree verify, draft decode and draft extend."""
 
     def __init__(self, draft_step: int | None = None, topk: int = 1, draft_steps: int = 0) -> None:
@@ -206,7 +206,7 @@ def _assign_extend_cache_locs(
     operators.assign_extend_cache_locs(req, table, start, end, out)
 
 
-def _assign_draft_cache_locs(  # noqa: PLR0913
+def _assign_draft_cache_locs(
     req: Tensor,
     table: Tensor,
     seq_lens: Tensor,

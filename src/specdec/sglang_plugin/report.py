@@ -126,7 +126,8 @@ class Report:
 def open_trace() -> TextIO | None:
     """The step trace named by SPECDEC_TRACE, if any: JSON lines, flushed line by line so that it can be followed."""
     path = os.environ.get(TRACE_VARIABLE)
-    return open(path, "a", buffering=1) if path else None  # noqa: SIM115 - open as long as the server runs
+    # Open as long as the server runs.
+    return open(path, "a", buffering=1) if path else None
 
 
 class Metrics:

@@ -56,9 +56,7 @@ def check_live(url: str) -> LiveCheck:
     worker = rules.worker(args)
     overlap = not args.disable_overlap_schedule
     states = [state["specdec"] for state in info["internal_states"] if "specdec" in state]
-    differences = [
-        line for rank, state in enumerate(states) for line in _differences(rank, state, worker, overlap)
-    ]
+    differences = [line for rank, state in enumerate(states) for line in _differences(rank, state, worker, overlap)]
     plugin, refused = _plugin(states, rules.refusal(args))
     if refused is None and differences:
         refused = "what runs is not what the server's arguments say"
@@ -111,9 +109,7 @@ def _server_info(url: str) -> dict[str, Any]:
         with opener.open(address, timeout=_TIMEOUT_S) as answer:
             info = json.load(answer)
     except urllib.error.HTTPError as error:
-        raise ValueError(
-            f"{address} answers {error.code}: not an SGLang server, or one that wants a key"
-        ) from error
+        raise ValueError(f"{address} answers {error.code}: not an SGLang server, or one that wants a key") from error
     except OSError as error:
         raise ValueError(f"no server answers at {url}: {getattr(error, 'reason', error)}") from error
     except ValueError as error:
@@ -131,9 +127,7 @@ def render_live(check: LiveCheck) -> str:
     ]
     for rank, state in enumerate(check.states):
         name = "actual" if len(check.states) == 1 else f"rank {rank}"
-        lines.append(
-            f"  {name:<9}  {_worker_line(state['worker_class'], state['worker_file'], state['overlap'])}"
-        )
+        lines.append(f"  {name:<9}  {_worker_line(state['worker_class'], state['worker_file'], state['overlap'])}")
         lines.append(
             f"             specdec {state['plugin_version']}, threshold {state['threshold']}, resume "
             f"{state['resume_threshold']}, dwell {state['dwell_steps']}, now {state['mode']}"

@@ -61,9 +61,7 @@ def installed_release() -> str:
         raise ValueError(f"SGLang is not installed here: say --sglang {' or '.join(RELEASES)}") from None
 
 
-def predict(
-    flags: Sequence[str], env: Mapping[str, str], release: str, load: int | None = None
-) -> WorkerPath:
+def predict(flags: Sequence[str], env: Mapping[str, str], release: str, load: int | None = None) -> WorkerPath:
     """The worker path of ``python -m sglang.launch_server FLAGS`` with environment ``env`` under ``release``.
 
     ``load`` is the number of concurrent requests the server shall serve, for warnings about what caps it.
@@ -80,10 +78,8 @@ def predict(
     args = resolution.args
 
     running = None if resolution.start_error else rules.worker(args)
-    if resolution.start_error:
-        refused = f"SGLang ends the start: {resolution.start_error}"
-    else:
-        refused = rules.refusal(args)
+    ended = resolution.start_error
+    refused = f"SGLang ends the start: {ended}" if ended else rules.refusal(args)
     overlap = f"overlap {'off' if args.disable_overlap_schedule else 'on'}"
     reasons = [*resolution.reasons, f"{overlap}: {resolution.overlap_reason}"]
     if running:
@@ -146,9 +142,7 @@ def render(path: WorkerPath) -> str:
     if path.worker_class is not None:
         values = (path.num_steps, path.topk, path.num_draft_tokens, path.max_running_requests)
         steps, topk, tokens, running = ("not known" if value is None else value for value in values)
-        lines.append(
-            f"  drafts     {steps} steps, topk {topk}, {tokens} draft tokens; running requests {running}"
-        )
+        lines.append(f"  drafts     {steps} steps, topk {topk}, {tokens} draft tokens; running requests {running}")
     lines.append(f"  switch     {'can act' if path.switch_acts else 'cannot act'}: {path.switch_reason}")
     for title, notes in (
         ("because", path.reasons),

@@ -71,8 +71,8 @@ def refusal(args: Any) -> str | None:
         )
     if topk > 1:
         # SGLang takes overlap off for a topk the user gave, but chooses a missing one only after that. Its
-        # scheduler then takes the first accepted-length tokens of each request (`_resolve_spec_overlap_tokens`):
-        # in a chain these are the accepted ones, in a tree they are not.
+        # `_resolve_spec_overlap_tokens` then takes a request's first tokens, as many as were accepted: in a
+        # chain these are the accepted ones, in a tree they are not.
         return (
             f"topk {topk} on EAGLEWorkerV2, which returns wrong tokens for a topk above 1 (SGLang chose topk "
             "after it had left overlap on); two ways out: --speculative-eagle-topk 1 with "
@@ -125,13 +125,9 @@ def _before_speculation(resolution: Resolution, env: Mapping[str, str], target: 
         resolution.cap_running_requests(common.DEEPSEEK_V4_CAP, f"{target} sets it")
         if typed is not None:
             if typed != "EAGLE" or args.speculative_eagle_topk != 1:
-                raise StartError(
-                    f"{target} takes only --speculative-algorithm EAGLE with --speculative-eagle-topk 1"
-                )
+                raise StartError(f"{target} takes only --speculative-algorithm EAGLE with --speculative-eagle-topk 1")
             if not use_v2:
-                resolution.warnings.append(
-                    f"{V2_VARIABLE}={env[V2_VARIABLE]} is overridden: {target} turns v2 on"
-                )
+                resolution.warnings.append(f"{V2_VARIABLE}={env[V2_VARIABLE]} is overridden: {target} turns v2 on")
             use_v2 = True
     multi_layer = target is not None and (target.startswith("MiMoV2") or "Step3p5ForCausalLM" in target)
     if multi_layer and typed == "EAGLE":
@@ -257,9 +253,7 @@ def _after_speculation(resolution: Resolution) -> None:
         return
     if args.pp_size > 1:
         raise StartError("speculation does not go with --pp-size above 1")
-    if (
-        args.enable_lora or (args.enable_lora is None and args.lora_paths)
-    ) and args.speculative_algorithm != "NGRAM":
+    if (args.enable_lora or (args.enable_lora is None and args.lora_paths)) and args.speculative_algorithm != "NGRAM":
         raise StartError(f"LoRA goes only with NGRAM, not with {args.speculative_algorithm}")
 
 

@@ -145,11 +145,7 @@ def _before_speculation(resolution: Resolution, env: Mapping[str, str], target: 
         if args.attn_dp_size == 1:
             args.attn_dp_size, args.dp_size = args.dp_size, 1
         args.enable_dp_attention = False
-    if (
-        args.attn_dp_size < 1
-        or (args.attn_dp_size > 1 and args.dp_size > 1)
-        or args.tp_size % args.attn_dp_size
-    ):
+    if args.attn_dp_size < 1 or (args.attn_dp_size > 1 and args.dp_size > 1) or args.tp_size % args.attn_dp_size:
         raise StartError(
             f"--attn-dp-size {args.attn_dp_size} must be at least 1, divide --tp-size {args.tp_size}, and go "
             f"without --dp-size {args.dp_size}"
@@ -187,9 +183,7 @@ def _hybrid_overlap(resolution: Resolution, target: str | None) -> None:
         resolution.turn_overlap_off(f"{target}'s prefix cache; --disable-radix-cache would keep it on")
 
 
-def _speculation(
-    resolution: Resolution, env: Mapping[str, str], target: str | None, draft: str | None
-) -> None:
+def _speculation(resolution: Resolution, env: Mapping[str, str], target: str | None, draft: str | None) -> None:
     """`handle_speculative_decoding`: adaptive is decided first, then the algorithm's own handler runs."""
     args = resolution.args
     typed = args.speculative_algorithm
@@ -235,9 +229,7 @@ def _adaptive(resolution: Resolution) -> None:
     if args.speculative_num_steps is None:
         args.speculative_num_steps = candidates[len(candidates) // 2]
     if args.speculative_num_steps not in candidates:
-        raise StartError(
-            f"--speculative-num-steps {args.speculative_num_steps} is not one of adaptive's {candidates}"
-        )
+        raise StartError(f"--speculative-num-steps {args.speculative_num_steps} is not one of adaptive's {candidates}")
     args.speculative_num_draft_tokens = args.speculative_num_steps + 1
     switches_off = ", 0 among them: SGLang's own switch" if 0 in candidates else ""
     resolution.reasons.append(f"--speculative-adaptive is in force, with steps {candidates}{switches_off}")
@@ -326,8 +318,7 @@ def _check_pipeline_parallel(args: Settings, pp_spec: bool) -> None:
         raise StartError(f"--pp-size {args.pp_size} goes only with single-layer EAGLE (not EAGLE3)")
     if not pp_spec and args.disaggregation_mode != "prefill":
         raise StartError(
-            f"--pp-size {args.pp_size} with speculation needs --disaggregation-mode prefill or "
-            "SGLANG_ENABLE_PP_SPEC=1"
+            f"--pp-size {args.pp_size} with speculation needs --disaggregation-mode prefill or SGLANG_ENABLE_PP_SPEC=1"
         )
     if pp_spec and (args.disaggregation_mode != "null" or args.speculative_adaptive or args.attn_dp_size > 1):
         raise StartError(

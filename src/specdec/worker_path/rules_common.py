@@ -46,9 +46,7 @@ def resolve_draft_parameters(resolution: Resolution, target: str | None) -> None
     args = resolution.args
     if args.speculative_num_steps is None:
         if args.speculative_eagle_topk is not None or args.speculative_num_draft_tokens is not None:
-            raise StartError(
-                "--speculative-num-steps is missing: give steps, topk and draft tokens, or none of them"
-            )
+            raise StartError("--speculative-num-steps is missing: give steps, topk and draft tokens, or none of them")
         if target is None and args.speculative_algorithm != "STANDALONE":
             resolution.unknown.append(
                 "steps, topk, draft tokens are not given; SGLang chooses them by the target's architecture "
@@ -62,9 +60,7 @@ def resolve_draft_parameters(resolution: Resolution, target: str | None) -> None
             f"steps, topk, draft tokens are not given: SGLang chooses {chosen} for {target or 'STANDALONE'}"
         )
     if args.speculative_eagle_topk is None:
-        raise StartError(
-            "--speculative-num-steps without --speculative-eagle-topk: SGLang fails comparing topk"
-        )
+        raise StartError("--speculative-num-steps without --speculative-eagle-topk: SGLang fails comparing topk")
     if args.speculative_eagle_topk == 1:
         _chain_length(resolution)
 
@@ -103,8 +99,7 @@ def check_tree_backend(resolution: Resolution, paged_backends: tuple[str, ...]) 
         )
         return
     raise StartError(
-        f"topk {topk} with page size {args.page_size} works only with --attention-backend "
-        f"{' or '.join(paged_backends)}"
+        f"topk {topk} with page size {args.page_size} works only with --attention-backend {' or '.join(paged_backends)}"
     )
 
 
@@ -114,9 +109,7 @@ def resolve_dflash(args: Settings) -> None:
         raise StartError("DFLASH needs --speculative-draft-model-path")
     block, tokens = args.speculative_dflash_block_size, args.speculative_num_draft_tokens
     if block is not None and (block <= 0 or tokens not in (None, block)):
-        raise StartError(
-            f"--speculative-dflash-block-size {block} is not positive or is not the draft tokens"
-        )
+        raise StartError(f"--speculative-dflash-block-size {block} is not positive or is not the draft tokens")
     args.speculative_num_steps = args.speculative_eagle_topk = 1
     args.speculative_num_draft_tokens = tokens if block is None else block
 
@@ -126,9 +119,7 @@ def refusal(args: Any, worker: Worker | None, supported: Collection[str], attent
     if worker is None:
         return NO_ALGORITHM
     if worker.name not in supported:
-        return (
-            f"the switch does not support {worker.name} ({worker.file}); it acts in {' and '.join(supported)}"
-        )
+        return f"the switch does not support {worker.name} ({worker.file}); it acts in {' and '.join(supported)}"
     if attention_dp:
         return "data-parallel attention: an idle rank takes no decode step and would wait for the others"
     if args.pp_size > 1:
@@ -140,9 +131,7 @@ def refusal(args: Any, worker: Worker | None, supported: Collection[str], attent
     if args.enable_pdmux:
         return "--enable-pdmux keeps attention backends of its own, which a plain step does not replace"
     if args.speculative_adaptive:
-        return (
-            "--speculative-adaptive is in force: two controllers would set the number of draft steps; drop it"
-        )
+        return "--speculative-adaptive is in force: two controllers would set the number of draft steps; drop it"
     return None
 
 

@@ -102,9 +102,7 @@ def _unknown(word: str, parser: argparse.ArgumentParser, release: str) -> str:
     if not word.startswith("-"):
         return f"{word!r} is not a flag of SGLang {release}: give what follows sglang.launch_server"
     name = word.split("=")[0]
-    elsewhere = [
-        other for other, options in OPTIONS.items() if f" {name} " in f"{options} ".replace("\n", " ")
-    ]
+    elsewhere = [other for other, options in OPTIONS.items() if f" {name} " in f"{options} ".replace("\n", " ")]
     if elsewhere:
         return f"{name} is not a flag of SGLang {release}; {elsewhere[0]} has it"
     near = difflib.get_close_matches(name, parser._option_string_actions, n=1)
