@@ -36,9 +36,6 @@ def sweep(
         Path, typer.Argument(help="Folder of the run; the same command goes on with what is missing.")
     ],
     profile: Annotated[str, typer.Option(help="Name in env/profiles, or a .toml file.")] = "cpu-tiny",
-    sglang: Annotated[
-        str, typer.Option(help="SGLang release; this environment's must be the same.")
-    ] = "0.5.12",
     workers: Annotated[str | None, typer.Option(help="For example v1,v2.")] = None,
     concurrency: Annotated[str | None, typer.Option(help="Requests in flight, for example 1,8,32.")] = None,
     thresholds: Annotated[
@@ -65,11 +62,12 @@ def sweep(
     retry_failed: Annotated[bool, typer.Option(help="Measure failed cells of an earlier call anew.")] = False,
 ) -> None:
     """Measure baseline, static and dynamic speculation over a grid of concurrencies into OUT."""
+    from specdec.results import installed_sglang
     from specdec.sweep import make_plan, run_sweep  # pandas and SGLang take seconds to import
 
     plan = make_plan(
         profile,
-        sglang=sglang,
+        sglang=installed_sglang(),
         workers=_names(workers),
         concurrencies=_integers("concurrency", concurrency),
         thresholds=_integers("thresholds", thresholds),

@@ -30,9 +30,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         if self.concurrency < 0 or (self.duration_s is None) == (self.requests is None):
-            raise ValueError(
-                f"{self}: needs a concurrency of 0 or more, and a duration_s or a number of requests"
-            )
+            raise ValueError(f"{self}: needs a concurrency of 0 or more, and a duration_s or a number of requests")
         if self.concurrency == 0 and self.requests is not None:
             raise ValueError(f"{self}: no request ends at concurrency 0; give a duration_s")
 
@@ -85,9 +83,7 @@ def ramp(
     )
 
 
-def warm_up(
-    server: Server, concurrencies: Sequence[int], prompts: Sequence[Prompt], output_tokens: int = 16
-) -> None:
+def warm_up(server: Server, concurrencies: Sequence[int], prompts: Sequence[Prompt], output_tokens: int = 16) -> None:
     """One round of short requests at each concurrency. Raises CellError if one fails."""
     loop = _ClosedLoop(server, prompts, output_tokens, DEFAULT_STALL_S)
     phases = [Phase(concurrency, requests=concurrency) for concurrency in concurrencies]
@@ -116,9 +112,7 @@ class _ClosedLoop:
     _token_s: float = field(default_factory=time.monotonic)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _ended_by_phase: Counter[int] = field(default_factory=Counter)
-    _last: dict[str, Any] = field(
-        default_factory=dict
-    )  # the sample before: time, tokens, state; the first state
+    _last: dict[str, Any] = field(default_factory=dict)  # the sample before: time, tokens, state; the first state
 
     def watch(self) -> None:
         """Raises CellError on a stall, ServerDied if the server has ended."""
@@ -128,25 +122,36 @@ class _ClosedLoop:
             raise stalled(self.server, self.stall_s)
 
     async def run(self, phases: Sequence[Phase], sample_s: float | None) -> None:
+        """All phases, then the requests still in flight. No task outlives this, however it ends."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
-        async with aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(limit=0), read_bufsize=2**20
-        ) as session:
-            sampler = asyncio.create_task(self._sample(sample_s)) if sample_s is not None else None
-            clients: set[asyncio.Task[None]] = set()
-            for number, phase in enumerate(phases):
-                self._phase, self._target = number, phase.concurrency
-                clients = {client for client in clients if not client.done()}
-                clients |= {
-                    asyncio.create_task(self._client(session))
-                    for _ in range(phase.concurrency - len(clients))
-                }
-                await self._phase_end(phase)
-            self._target = 0
-            await asyncio.gather(*clients)
-            if sampler is not None:
-                sampler.cancel()
-                await self._add_sample()
+        connector = aiohttp.TCPConnector(limit=0)
+        tasks: list[asyncio.Task[None]] = []
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=2**20) as session:
+            try:
+                if sample_s is not None:
+                    tasks.append(asyncio.create_task(self._sample(sample_s)))
+                await self._run_phases(phases, session, tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        if sample_s is not None:
+            await self._add_sample()
+
+    async def _run_phases(
+        self, phases: Sequence[Phase], session: aiohttp.ClientSession, tasks: list[asyncio.Task[None]]
+    ) -> None:
+        """Start the clients that each phase needs (into `tasks`), and wait for them all at the end."""
+        clients: list[asyncio.Task[None]] = []
+        for number, phase in enumerate(phases):
+            self._phase, self._target = number, phase.concurrency
+            working = sum(not client.done() for client in clients)
+            for _ in range(phase.concurrency - working):
+                clients.append(asyncio.create_task(self._client(session)))
+                tasks.append(clients[-1])
+            await self._phase_end(phase)
+        self._target = 0
+        await asyncio.gather(*clients)
 
     async def _phase_end(self, phase: Phase) -> None:
         if phase.duration_s is not None:

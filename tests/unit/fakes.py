@@ -17,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
+from specdec.loop_thread import _end_loop
 from specdec.server import ServerDied, ServerPlan
 
 FAKE_PLAN = ServerPlan("static", "v1", ["/usr/bin/python", "-m", "fake", "--port", "{port}"], {})
@@ -153,6 +154,7 @@ class FakeServer:
         ready.set()
         self._loop.run_forever()
         self._loop.run_until_complete(runner.cleanup())
+        _end_loop(self._loop)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         lines = [f'sglang:{name}_tokens_total{{rank="0"}} {count}' for name, count in self._counted.items()]
@@ -190,14 +192,13 @@ class FakeServer:
                 self._alive = False
                 request.transport.abort()
                 self._loop.stop()
+                await asyncio.sleep(3600)
             await how.gap(chunk)
             new = min(how.tokens_per_chunk, tokens - given)
             given += new
             self._step(new)
             text = "" if how.no_text or (how.empty_first_text and chunk == 0) else "x" * given
-            await response.write(
-                _event({"text": text, "meta_info": {"completion_tokens": given, "prompt_tokens": 7}})
-            )
+            await response.write(_event({"text": text, "meta_info": {"completion_tokens": given, "prompt_tokens": 7}}))
             chunk += 1
         self._loop.call_later(how.metric_lag_s, self._count, 7, given + how.miscounted_tokens)
         await response.write(b"data: [DONE]\n\n")

@@ -164,12 +164,8 @@ def test_numbers_are_those_of_bench_serving_itself(monkeypatch: pytest.MonkeyPat
     assert cell.error is None
     assert cell.output_tok_s == pytest.approx(theirs["output_throughput"])
     assert cell.requests_per_s == pytest.approx(theirs["request_throughput"])
-    assert (cell.ttft_ms_p50, cell.ttft_ms_p99) == pytest.approx(
-        (theirs["median_ttft_ms"], theirs["p99_ttft_ms"])
-    )
-    assert (cell.tpot_ms_p50, cell.tpot_ms_p99) == pytest.approx(
-        (theirs["median_tpot_ms"], theirs["p99_tpot_ms"])
-    )
+    assert (cell.ttft_ms_p50, cell.ttft_ms_p99) == pytest.approx((theirs["median_ttft_ms"], theirs["p99_ttft_ms"]))
+    assert (cell.tpot_ms_p50, cell.tpot_ms_p99) == pytest.approx((theirs["median_tpot_ms"], theirs["p99_tpot_ms"]))
     assert (cell.e2e_ms_p90, cell.e2e_ms_p99) == pytest.approx(
         (theirs["p90_e2e_latency_ms"], theirs["p99_e2e_latency_ms"])
     )
@@ -287,6 +283,29 @@ def test_what_the_watch_raises_cancels_the_work() -> None:
     assert cancelled.is_set()
 
 
+def test_no_task_is_left_when_the_work_is_cancelled() -> None:
+    """A task that the work started ends with it; left pending, it would be reported whenever it is collected."""
+    ended = threading.Event()
+
+    async def helper() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.set()
+
+    async def work() -> None:
+        task = asyncio.create_task(helper())
+        await asyncio.sleep(3600)
+        await task
+
+    def watch() -> None:
+        raise CellError("stalled")
+
+    with pytest.raises(CellError):
+        run_in_thread(work, watch)
+    assert ended.is_set()
+
+
 def test_work_stuck_in_a_blocking_call_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
@@ -321,9 +340,7 @@ def test_prompt_formats(tmp_path: Path) -> None:
     assert len(prompts.sha256) == 64
 
 
-@pytest.mark.parametrize(
-    "line", ["{}", "[]", "no json", '{"text": 3}', '{"conversations": []}', '{"ids": ["x"]}']
-)
+@pytest.mark.parametrize("line", ["{}", "[]", "no json", '{"text": 3}', '{"conversations": []}', '{"ids": ["x"]}'])
 def test_a_line_without_a_prompt_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"text": "good"}\n' + line + "\n")

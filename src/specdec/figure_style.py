@@ -1,0 +1,272 @@
+"""What all figures share: how an arm is drawn, panels per worker, title, foot, and how a figure is kept.
+
+Arms keep their colour (Okabe and Ito's palette, which colour-blind readers can tell apart), marker and line
+style in every figure, so that a print in grey can be read too.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
+
+from specdec.stats import CELL, arm_sort_key, measured
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#7F7F7F"
+
+Dashes = str | tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one arm is drawn."""
+
+    colour: str
+    marker: str
+    line: Dashes
+
+
+_STYLES = {
+    "baseline": Style(BLACK, "o", "-"),
+    "static": Style(VERMILLION, "s", "--"),
+    "off": Style(GREY, "X", ":"),
+    "adaptive": Style(PURPLE, "P", "-."),
+}
+_DYNAMIC = [
+    Style(BLUE, "^", "-"),
+    Style(GREEN, "v", (0, (5, 1))),
+    Style(SKY, "D", "-."),
+    Style(ORANGE, "<", (0, (3, 1, 1, 1))),
+]
+_LABELS = {"static": "static EAGLE-3", "off": "off (threshold 0)", "adaptive": "SGLang adaptive"}
+_CHARACTERS_A_LINE = 175  # of the foot's size in a figure's width
+RC: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "svg.hashsalt": "specdec",  # the same data give the same file
+}
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a figure's numbers come from, for its foot."""
+
+    repeats: str
+    model: str
+    profile: str
+    release: str
+    machine: str
+
+    @classmethod
+    def of(cls, results: pd.DataFrame) -> Provenance:
+        """That of a run's table. Several machines or releases are all named."""
+        counts = measured(results, "output_tok_s").groupby(CELL).size()
+        low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+        repeats = f"n = {low} repeats" if low == high else f"n = {low} to {high} repeats"
+        return cls(
+            repeats="n = 1 repeat, so no interval" if high == 1 else repeats,
+            model=_all(results["model"]),
+            profile=_all(results["profile"]),
+            release=_all(results["sglang"]),
+            machine=_all(results["machine"]),
+        )
+
+    @property
+    def source(self) -> str:
+        """Model, release and machine in one sentence."""
+        return f"Model {self.model} (profile {self.profile}), SGLang {self.release}, on {self.machine}."
+
+
+def style(name: str, names: Iterable[str] = ()) -> Style:
+    """The style of an arm (`stats.arm_name`); dynamic arms by the order of their thresholds in `names`."""
+    if not name.startswith("dynamic"):
+        return _STYLES[name]
+    dynamic = sorted({n for n in names if n.startswith("dynamic")} | {name}, key=arm_sort_key)
+    return _DYNAMIC[dynamic.index(name) % len(_DYNAMIC)]
+
+
+def label(name: str) -> str:
+    """An arm's name as figures show it: "dynamic 4" becomes "dynamic, threshold 4"."""
+    arm, _, threshold = name.partition(" ")
+    return f"{arm}, threshold {threshold}" if threshold else _LABELS.get(name, name)
+
+
+def worker_panels(
+    results: pd.DataFrame, rows: int = 1, height: float = 5.6
+) -> tuple[Figure, list[dict[str, Axes]]]:
+    """A 16:9 figure with a column per speculating worker; per row of panels, the panel of each worker.
+
+    Panels of a row share their y axis. Raises ValueError if the run has no speculating worker.
+    """
+    workers = sorted(set(results["worker"]) - {"none"})
+    if not workers:
+        raise ValueError("the run holds no speculating worker to draw")
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(10, height), dpi=150, layout="constrained")
+        grid = figure.subplots(
+            rows, len(workers), squeeze=False, sharex=True, sharey="row", height_ratios=[3, 2][:rows]
+        )
+    for worker, ax in zip(workers, grid[0], strict=True):
+        ax.set_title(worker_title(results, worker), loc="left", fontsize=10)
+    return figure, [dict(zip(workers, row, strict=True)) for row in grid]
+
+
+def worker_title(results: pd.DataFrame, worker: str) -> str:
+    """ "v1: EAGLEWorker, topk 4, 16 draft tokens", as far as the server told it."""
+    rows = results[results["worker"] == worker]
+    parts: list[str] = []
+    for column, text in (
+        ("worker_class", "{}"),
+        ("topk", "topk {}"),
+        ("num_draft_tokens", "{} draft tokens"),
+    ):
+        if column in rows:
+            parts += [text.format(value) for value in rows[column].dropna().unique()]
+    return f"Worker {worker}" + (": " + ", ".join(parts) if parts else "")
+
+
+def draw_arms(ax: Axes, statistics: pd.DataFrame) -> None:
+    """One line per arm of `statistics` (arm_name, estimate, low, high); bars a little apart so that all are
+    seen.
+    """
+    names = sorted(set(statistics["arm_name"]), key=arm_sort_key)
+    grid = sorted(set(statistics["concurrency"]))
+    for position, name in enumerate(names):
+        rows = statistics[statistics["arm_name"] == name].set_index("concurrency").reindex(grid)
+        look = style(name, names)
+        shift_pt = 2.5 * (position - (len(names) - 1) / 2)
+        place = ax.transData + ScaledTranslation(shift_pt / 72, 0, ax.figure.dpi_scale_trans)
+        at, middle = np.array(grid, dtype=float), rows["estimate"].to_numpy(dtype=float)
+        ax.plot(
+            at,
+            middle,
+            color=look.colour,
+            marker=look.marker,
+            linestyle=look.line,
+            linewidth=1.6,
+            markersize=6,
+            label=label(name),
+            transform=place,
+        )
+        low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
+        known = ~np.isnan(low)
+        if known.any():
+            bars = np.array([middle - low, high - middle])[:, known]
+            ax.errorbar(
+                at[known],
+                middle[known],
+                bars,
+                fmt="none",
+                ecolor=look.colour,
+                elinewidth=1.1,
+                capsize=2.5,
+                alpha=0.8,
+                transform=place,
+            )
+        # A moved artist does not count for the axes' limits.
+        edges = np.concatenate([middle, low, high])
+        ax.update_datalim(np.column_stack([np.tile(at, 3), edges])[~np.isnan(edges)])
+        ax.autoscale_view(scalex=False)
+
+
+def concurrency_axis(axes: Iterable[Axes], concurrencies: Sequence[int]) -> None:
+    """A log2 axis with the measured values, and nothing else, as ticks. To be called after drawing."""
+    for ax in axes:
+        ax.set_xscale("log", base=2)
+        ax.set_xlim(concurrencies[0] / 1.3, concurrencies[-1] * 1.3)
+        ax.xaxis.set_major_locator(FixedLocator([float(c) for c in concurrencies]))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xticklabels([str(c) for c in concurrencies])
+        ax.set_xlabel("concurrency (requests in flight)")
+
+
+def finish(
+    figure: Figure, title: str, about: Provenance, note: str, legend: dict[str, Artist] | None = None
+) -> None:
+    """Title, legend (without `legend`: of all labelled lines, each once) and foot."""
+    if legend is None:
+        legend = {}
+        for ax in figure.axes:
+            for handle, text in zip(*ax.get_legend_handles_labels(), strict=True):
+                legend.setdefault(text, handle)
+    columns = min(len(legend), 5)
+    lines = -(-len(legend) // columns) if legend else 0
+    # Blank lines of the title keep the legend's place.
+    figure.suptitle(title + "\n" * lines, x=0.012, ha="left", fontweight="bold", fontsize=14)
+    if legend:
+        below_title = 1 - 0.33 / figure.get_figheight()
+        figure.legend(
+            list(legend.values()),
+            list(legend),
+            loc="upper left",
+            bbox_to_anchor=(0.012, below_title),
+            ncols=columns,
+            fontsize=9.5,
+            frameon=False,
+            borderpad=0.0,
+            borderaxespad=0.0,
+            columnspacing=1.5,
+        )
+    foot = "\n".join(textwrap.wrap(f"{about.repeats}; {note}. {about.source}", _CHARACTERS_A_LINE))
+    figure.supxlabel(foot, x=0.012, ha="left", fontsize=7.5, color="#444444")
+
+
+def save_figure(figure: Figure, folder: str | Path, name: str) -> list[Path]:
+    """Write `name`.png and `name`.svg into `folder` (made if missing), without dates; returns the two
+    paths.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    with mpl.rc_context(RC):
+        figure.savefig(paths[0], metadata={"Software": None})
+        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    return paths
+
+
+def figure_data(figure: Figure) -> str:
+    """What a figure shows, as text: title, panels, each labelled series (summed up beyond 40 points), foot.
+
+    This is what tests and nbval compare: two machines draw the same data with different pixels.
+    """
+    lines = [figure.get_suptitle()]
+    for ax in figure.axes:
+        if ax.get_label() == "<colorbar>":
+            continue
+        lines.append(
+            f"[{ax.get_title(loc='left')}] {ax.get_ylabel()} against {ax.get_xlabel()}".replace("\n", " ")
+        )
+        lines += [f"  {_series(line)}" for line in ax.lines if not str(line.get_label()).startswith("_")]
+        lines += [f"  {text.get_text()}".replace("\n", " ") for text in ax.texts]
+    return "\n".join([*lines, figure.get_supxlabel()])
+
+
+def _series(line: Line2D) -> str:
+    x, y = (np.asarray(values, dtype=float) for values in (line.get_xdata(), line.get_ydata()))
+    if len(x) > 40:
+        return f"{line.get_label()}: {len(x)} points from {np.nanmin(y):.4g} to {np.nanmax(y):.4g}"
+    return f"{line.get_label()}: " + ", ".join(f"({a:.4g}, {b:.4g})" for a, b in zip(x, y, strict=True))
+
+
+def _all(column: pd.Series[str]) -> str:
+    return " and ".join(sorted({str(value) for value in column.dropna()})) or "unknown"

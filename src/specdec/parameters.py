@@ -1,0 +1,207 @@
+"""The parameters of the notebooks and of `specdec run`: refused in one line, or made into a plan.
+
+Papermill only logs a name that a notebook does not declare and takes any type. Each notebook therefore
+calls one of the functions here in its first cell after the parameters.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.load_ramp import phases_across
+from specdec.plan import SweepPlan, make_plan
+from specdec.profile import ROOT
+from specdec.results import installed_sglang
+
+INJECTED = "# Parameters"
+"""First line of the cell in which papermill puts what it was given."""
+Integers = str | int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """What notebooks 01 and 02 measure, and where it goes."""
+
+    plan: SweepPlan
+    out: Path
+
+    def __str__(self) -> str:
+        plan = self.plan
+        arms = ", ".join(arm.name for arm in plan.arms())
+        cells = len(plan.arms()) * len(plan.concurrencies) * plan.repeats
+        return (
+            f"profile {plan.profile.name}, SGLang {plan.sglang}, into {shown(self.out)}\n"
+            f"arms: {arms}\nconcurrencies: {', '.join(map(str, plan.concurrencies))}\n"
+            f"{plan.repeats} repeats: {cells} cells"
+        )
+
+
+@dataclass(frozen=True)
+class RampRun:
+    """What notebook 03 runs on each worker, and where it goes."""
+
+    plan: SweepPlan
+    out: Path
+    threshold: int  # requests in a decode step
+    peak: int  # requests in flight
+    phase_s: float
+
+    def __str__(self) -> str:
+        phases = ", ".join(str(c) for c in phases_across(self.threshold, self.peak))
+        return (
+            f"profile {self.plan.profile.name}, SGLang {self.plan.sglang}, into {shown(self.out)}\n"
+            f"workers {', '.join(self.plan.workers)}, threshold {self.threshold}\n"
+            f"concurrencies: {phases}; {self.phase_s:g} s each"
+        )
+
+
+def sweep_run(
+    *,
+    profile: str,
+    workers: str,
+    concurrency: Integers,
+    thresholds: Integers,
+    repeats: int,
+    out: str,
+) -> SweepRun:
+    """The sweep that these parameters ask for, on this environment's SGLang; empty or 0 = as the profile
+    says.
+
+    `workers`, `concurrency`, `thresholds`: comma-separated, for example "v1,v2", "1,8,32", "4,8". Raises
+    ValueError in one line; nothing is started.
+    """
+    refuse_unknown("profile", "workers", "concurrency", "thresholds", "repeats", "out")
+    plan = make_plan(
+        _text("profile", profile),
+        sglang=_release(),
+        workers=names("workers", workers),
+        concurrencies=integers("concurrency", concurrency),
+        thresholds=integers("thresholds", thresholds),
+        repeats=repeats or None,
+    )
+    return SweepRun(plan, run_folder(out))
+
+
+def ramp_run(*, profile: str, workers: str, threshold: int, peak: int, phase_s: float, out: str) -> RampRun:
+    """The ramp that these parameters ask for.
+
+    `threshold` 0: the profile's smallest; `peak` 0: its largest concurrency. Raises ValueError in one line;
+    nothing is started.
+    """
+    refuse_unknown("profile", "workers", "threshold", "peak", "phase_s", "out")
+    plan = make_plan(
+        _text("profile", profile), sglang=_release(), workers=names("workers", workers), repeats=1
+    )
+    for name, value in (("threshold", threshold), ("peak", peak)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+    if isinstance(phase_s, bool) or not isinstance(phase_s, (int, float)) or not 1 <= phase_s <= 3600:
+        raise ValueError(f"phase_s must be a number of seconds from 1 to 3600, got {phase_s!r}")
+    threshold = threshold or min(n for n in plan.profile.grid.thresholds if n > 0)
+    peak = peak or plan.concurrencies[-1]
+    phases_across(threshold, peak)
+    return RampRun(plan, run_folder(out), threshold, peak, float(phase_s))
+
+
+def path_run(*, profile: str, workers: str, out: str) -> SweepRun:
+    """What notebook 00 looks at: the workers of a profile. Raises ValueError in one line."""
+    refuse_unknown("profile", "workers", "out")
+    plan = make_plan(_text("profile", profile), sglang=_release(), workers=names("workers", workers))
+    return SweepRun(plan, run_folder(out))
+
+
+def report_folder(*, out: str) -> Path:
+    """The run folder that notebook 04 reads. Raises ValueError in one line if it is none."""
+    refuse_unknown("out")
+    folder = run_folder(out)
+    if not folder.is_dir():
+        raise ValueError(f"out: there is no run folder {shown(folder)}")
+    return folder
+
+
+def names(name: str, text: str) -> list[str] | None:
+    """ "v1,v2" as a list; None if nothing is given. Raises ValueError."""
+    if text == "":
+        return None
+    return [part.strip() for part in _text(name, text).split(",")]
+
+
+def integers(name: str, given: Integers) -> list[int] | None:
+    """8, "1,8,32" or [1, 8, 32] as a list; None for an empty text. Raises ValueError."""
+    if given == "":
+        return None
+    try:
+        parts = (
+            given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else list(given)
+        )
+        if any(isinstance(part, (bool, float)) for part in parts):
+            raise ValueError
+        return [int(part) for part in parts]
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be integers separated by commas, got {given!r}") from None
+
+
+def run_folder(out: str) -> Path:
+    """`out` as a path; a relative one starts at the repository, wherever the notebook is run. Raises
+    ValueError.
+    """
+    return (ROOT / _text("out", out)).resolve()
+
+
+def shown(path: Path) -> str:
+    """A path as outputs show it: from the repository on, so that no machine's folders get into a notebook."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def refuse_unknown(*declared: str) -> None:
+    """Refuse a parameter that papermill injected and the notebook does not declare.
+
+    Papermill puts what it was given into a cell of its own; it is found among the cells run so far. Outside
+    a notebook there is nothing to look at. Raises ValueError in one line.
+    """
+    for cell in _cells_run():
+        if cell.startswith(INJECTED):
+            refuse_names(sorted(assigned_names(cell) - set(declared)), declared)
+
+
+def refuse_names(unknown: Sequence[str], declared: Sequence[str]) -> None:
+    """Raise ValueError if there are unknown names."""
+    if unknown:
+        raise ValueError(f"unknown parameter {', '.join(unknown)}; known: {', '.join(declared)}")
+
+
+def assigned_names(source: str) -> set[str]:
+    """The names a cell assigns to."""
+    targets: list[ast.expr] = []
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign):
+            targets += statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets.append(statement.target)
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _cells_run() -> list[str]:
+    try:
+        from IPython.core.getipython import get_ipython
+    except ImportError:
+        return []
+    shell = get_ipython()
+    return [] if shell is None else [str(cell) for cell in shell.user_ns.get("In", [])]
+
+
+def _release() -> str:
+    """The SGLang release of this environment. Raises ValueError if there is none."""
+    release = installed_sglang()
+    if release is None:
+        raise ValueError("this environment has no SGLang; env/setup.sh makes one that has")
+    return release
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name} must be a text, got {value!r}")
+    return value.strip()

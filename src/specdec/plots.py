@@ -1,0 +1,334 @@
+"""The figures of a run: each takes a table and returns a matplotlib Figure that can stand alone on a slide.
+
+Bars are 95 % intervals over the repeats; without repeats there are none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import CenteredNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from specdec.figure_style import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    RC,
+    VERMILLION,
+    Provenance,
+    concurrency_axis,
+    draw_arms,
+    finish,
+    label,
+    style,
+    worker_panels,
+)
+from specdec.stats import (
+    arm_name,
+    arm_sort_key,
+    cell_statistics,
+    envelope,
+    envelope_distance,
+    mean_interval,
+    measured,
+    ratio_statistics,
+)
+
+# Light shades of the colours of static EAGLE-3 and dynamic.
+MODE_COLOUR = {"speculative": "#FADCC8", "plain": "#D3E6F3"}
+RATE_WINDOW_S = 1.0
+_RATIO_TICKS = (0.125, 0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8, 4.0, 8.0)
+
+
+def throughput(results: pd.DataFrame) -> Figure:
+    """Output tok/s against concurrency per arm, one panel per worker; dots are the single repeats."""
+    figure, (panels,) = worker_panels(results)
+    statistics, cells = cell_statistics(results), measured(results, "output_tok_s")
+    for worker, ax in panels.items():
+        own = _of(cells, worker)
+        names = sorted(set(own["arm_name"]), key=arm_sort_key)
+        for name in names:
+            rows = own[own["arm_name"] == name]
+            ax.plot(
+                rows["concurrency"].astype(float),
+                rows["output_tok_s"],
+                ".",
+                color=style(name, names).colour,
+                alpha=0.35,
+                markersize=5,
+            )
+        draw_arms(ax, _of(statistics, worker))
+        ax.set_ylim(bottom=0)
+    next(iter(panels.values())).set_ylabel("output tokens per second")
+    concurrency_axis(panels.values(), _concurrencies(results))
+    note = "lines: means; bars: 95 % interval; dots: single repeats"
+    finish(figure, "Throughput against concurrency", Provenance.of(results), note)
+    return figure
+
+
+def envelope_distance_figure(results: pd.DataFrame) -> Figure:
+    """The better of baseline and static at each concurrency, and how far the dynamic arms are from it."""
+    figure, (top, bottom) = worker_panels(results, rows=2, height=6.4)
+    edges, statistics, distance = envelope(results), cell_statistics(results), envelope_distance(results)
+    for worker, ax in top.items():
+        edge = edges[edges["worker"] == worker]
+        ax.plot(
+            edge["concurrency"].astype(float),
+            edge["envelope_tok_s"],
+            color=ORANGE,
+            linewidth=9,
+            alpha=0.4,
+            label="envelope",
+        )
+        draw_arms(ax, _of(statistics, worker))
+        ax.set_ylim(bottom=0)
+    for worker, ax in bottom.items():
+        ax.axhline(1.0, color=ORANGE, linewidth=5, alpha=0.4)
+        draw_arms(ax, distance[distance["worker"] == worker])
+    next(iter(top.values())).set_ylabel("output tokens per second")
+    next(iter(bottom.values())).set_ylabel("throughput /\nenvelope")
+    concurrency_axis([*top.values(), *bottom.values()], _concurrencies(results))
+    for ax in top.values():
+        ax.set_xlabel("")
+    note = "envelope: the better of baseline and static; bars: 95 % interval; below: ratio paired by block"
+    finish(figure, "Dynamic speculation against the envelope", Provenance.of(results), note)
+    return figure
+
+
+def gain_map(results: pd.DataFrame) -> Figure:
+    """Throughput over the baseline per arm and concurrency, coloured around 1.0, with its 95 % interval."""
+    figure, (panels,) = worker_panels(results)
+    statistics = ratio_statistics(results)
+    concurrencies = _concurrencies(results)
+    names = sorted(_planned_arms(results), key=arm_sort_key)
+    # Noise stays pale, and the strongest cell keeps its number readable.
+    reach = max([np.log2(1.3), *(1.15 * np.abs(np.log2(statistics["estimate"])))])
+    norm = CenteredNorm(vcenter=0.0, halfrange=reach)
+    for worker, ax in panels.items():
+        _draw_map(ax, statistics[statistics["worker"] == worker], names, concurrencies, norm)
+    bar = figure.colorbar(
+        mpl.cm.ScalarMappable(norm, "PuOr"),
+        ax=list(panels.values()),
+        label="throughput / baseline",
+        aspect=30,
+    )
+    ticks = [ratio for ratio in _RATIO_TICKS if abs(np.log2(ratio)) <= reach]
+    bar.set_ticks([float(np.log2(ratio)) for ratio in ticks], labels=[f"{ratio:g}" for ratio in ticks])
+    note = "purple: faster than the baseline of the same block, orange: slower; small: 95 % interval"
+    finish(figure, "Throughput relative to the baseline, per cell", Provenance.of(results), note, legend={})
+    return figure
+
+
+def latency_throughput(results: pd.DataFrame) -> Figure:
+    """Median time per output token against throughput per arm, one point per concurrency."""
+    figure, (panels,) = worker_panels(results)
+    points = cell_statistics(results).merge(
+        cell_statistics(results, "tpot_ms_p50"),
+        on=["worker", "arm_name", "concurrency"],
+        suffixes=("_tok_s", "_ms"),
+    )
+    for worker, ax in panels.items():
+        own = _of(points, worker)
+        names = sorted(set(own["arm_name"]), key=arm_sort_key)
+        for name in names:
+            rows, look = own[own["arm_name"] == name], style(name, names)
+            ax.plot(
+                rows["estimate_tok_s"],
+                rows["estimate_ms"],
+                color=look.colour,
+                marker=look.marker,
+                linestyle=look.line,
+                linewidth=1.6,
+                markersize=6,
+                label=label(name),
+            )
+            if name in ("baseline", "static"):
+                _number_points(ax, rows, look.colour, below=name == "baseline")
+        ax.set_ylim(bottom=0)
+        ax.set_xlim(left=0)
+        ax.set_xlabel("output tokens per second")
+    next(iter(panels.values())).set_ylabel("ms per output token (median request)")
+    note = "means over repeats; numbers: concurrency of baseline and static; right and down is better"
+    finish(figure, "Latency against throughput", Provenance.of(results), note)
+    return figure
+
+
+def accept_length(results: pd.DataFrame) -> Figure:
+    """Accept length (tokens per speculative step and request) of each speculating arm against concurrency."""
+    figure, (panels,) = worker_panels(results)
+    statistics = cell_statistics(results, "accept_length")
+    for worker, ax in panels.items():
+        draw_arms(ax, statistics[statistics["worker"] == worker])
+        ax.axhline(1.0, color=GREY, linewidth=1)
+    first = next(iter(panels.values()))
+    first.set_ylabel("accept length\n(tokens per speculative step and request)")
+    first.set_ylim(0.9, max([2.0, *(1.1 * statistics["estimate"])]))
+    concurrency_axis(panels.values(), _concurrencies(results))
+    note = "plain steps not counted, where there are only those an arm has no point; bars: 95 % interval"
+    finish(figure, "Accept length", Provenance.of(results), note)
+    return figure
+
+
+def mode_timeline(trace: pd.DataFrame, threshold: int | None, worker: str, about: Provenance) -> Figure:
+    """Batch size, mode and output tok/s while load goes up and down on one server.
+
+    `trace`: one row per decode step (`ramp.read_trace`), in order.
+    """
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(10, 5.6), dpi=150, layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True)
+    t_s = (trace["t_s"] - trace["t_s"].iloc[0]).to_numpy(dtype=float)
+    for ax in (top, bottom):
+        _shade(ax, t_s, trace["mode"].tolist())
+    batch = trace["batch_size"]
+    top.step(t_s, batch, where="post", color=BLACK, linewidth=1.4, label="batch size", zorder=3)
+    if threshold is not None:
+        top.axhline(
+            threshold, color=VERMILLION, linestyle="--", linewidth=1.4, label=f"threshold {threshold}"
+        )
+    top.set_ylabel("batch size\n(requests in a step)")
+    bottom.plot(
+        *_rate(t_s, trace["tokens"].to_numpy(dtype=float)), color=BLUE, linewidth=1.8, label="output tok/s"
+    )
+    bottom.set_ylabel(f"output tokens per second\n(windows of {RATE_WINDOW_S:g} s)")
+    bottom.set_xlabel("seconds since the first decode step")
+    for ax in (top, bottom):
+        ax.set_ylim(bottom=0)
+        ax.set_xlim(0, t_s[-1])
+    shades = {f"{mode} steps": Patch(facecolor=shade) for mode, shade in MODE_COLOUR.items()}
+    lines = {str(line.get_label()): line for ax in (top, bottom) for line in ax.lines}
+    switches = int((trace["mode"] != trace["mode"].shift()).sum()) - 1
+    note = f"{len(trace)} decode steps, {switches} switches"
+    finish(figure, f"A load ramp on one server, worker {worker}", about, note, legend={**shades, **lines})
+    return figure
+
+
+def accept_length_around_switches(around: pd.DataFrame, worker: str, about: Provenance) -> Figure:
+    """Accept length of the last speculative steps before switching off and of the first after coming back.
+
+    `around`: a table of `ramp.around_switches`.
+    """
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(10, 4.8), dpi=150, layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+    before = float(around.loc[around["side"] == "before off", "accept_length"].mean())
+    for ax, (side, title) in zip(panels, _SIDES.items(), strict=True):
+        rows = around[around["side"] == side]
+        ax.plot(
+            rows["step"],
+            rows["accept_length"],
+            ".",
+            color=GREY,
+            alpha=0.4,
+            markersize=5,
+            label="single steps",
+        )
+        means = rows.groupby("step")["accept_length"].mean()
+        switches = rows["switch"].nunique()
+        whole = mean_interval(rows["accept_length"].to_numpy(dtype=float))
+        ax.plot(
+            means.index,
+            means,
+            color=VERMILLION,
+            marker="s",
+            markersize=4,
+            linewidth=1.6,
+            label="mean over the switches",
+        )
+        ax.axhline(before, color=BLACK, linestyle="--", linewidth=1.2, label="mean before switching off")
+        ax.set_title(
+            f"{title}: {whole.estimate:.2f} ± {whole.high - whole.estimate:.2f} ({switches}x)",
+            loc="left",
+        )
+        ax.set_xlabel("speculative steps from the switch")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].set_ylabel("accept length\n(tokens per step and request)")
+    panels[0].set_ylim(bottom=0.9)
+    note = "±: 95 % interval of the mean, steps taken as independent; steps that commit nothing left out"
+    finish(figure, f"Accept length around switches, worker {worker}", about, note)
+    return figure
+
+
+_SIDES = {"before off": "Before switching off", "after on": "After coming back"}
+
+
+def _of(table: pd.DataFrame, worker: str) -> pd.DataFrame:
+    """The rows of a worker, and the baseline's, which is everybody's."""
+    return table[table["worker"].isin([worker, "none"])]
+
+
+def _concurrencies(results: pd.DataFrame) -> list[int]:
+    return sorted({int(concurrency) for concurrency in results["concurrency"]})
+
+
+def _planned_arms(results: pd.DataFrame) -> set[str]:
+    """Every speculating arm of the run, those of failed cells too."""
+    rows = results[results["worker"] != "none"]
+    return {arm_name(arm, threshold) for arm, threshold in zip(rows["arm"], rows["threshold"], strict=True)}
+
+
+def _draw_map(
+    ax: Axes, statistics: pd.DataFrame, names: Sequence[str], concurrencies: Sequence[int], norm: CenteredNorm
+) -> None:
+    keys = zip(statistics["arm_name"], statistics["concurrency"].astype(int), strict=True)
+    cells = dict(zip(keys, statistics[["estimate", "low", "high"]].to_numpy(dtype=float), strict=True))
+    ratios = np.full((len(names), len(concurrencies)), np.nan)
+    for y, name in enumerate(names):
+        for x, concurrency in enumerate(concurrencies):
+            if (name, concurrency) not in cells:
+                ax.text(x, y, "not\nmeasured", ha="center", va="center", fontsize=8, color=GREY)
+                continue
+            ratio, low, high = cells[name, concurrency]
+            ratios[y, x] = np.log2(ratio)
+            colour = "white" if abs(ratios[y, x]) > 0.6 * float(norm.halfrange or 1.0) else "black"
+            known = not np.isnan(low)
+            place: dict[str, Any] = {"ha": "center", "va": "center", "textcoords": "offset points"}
+            place |= {"xy": (x, y), "color": colour}
+            ax.annotate(f"{ratio:.2f}", xytext=(0, 5 * known), fontweight="bold", **place)
+            if known:
+                ax.annotate(f"{low:.2f} to {high:.2f}", xytext=(0, -9), fontsize=6.5, **place)
+    ax.imshow(ratios, cmap="PuOr", norm=norm, aspect="auto")
+    ax.grid(False)
+    ax.set_xticks(range(len(concurrencies)), [str(c) for c in concurrencies])
+    ax.set_yticks(range(len(names)), [label(name).replace(", ", ",\n") for name in names])
+    ax.set_xlabel("concurrency (requests in flight)")
+
+
+def _number_points(ax: Axes, rows: pd.DataFrame, colour: str, below: bool) -> None:
+    for row in rows.itertuples():
+        ax.annotate(
+            str(row.concurrency),
+            (row.estimate_tok_s, row.estimate_ms),
+            xytext=(4, -13) if below else (-12, 3),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=colour,
+        )
+
+
+def _shade(ax: Axes, t_s: npt.NDArray[np.float64], modes: Sequence[str]) -> None:
+    """Colour the background by mode, from each switch to the next."""
+    starts = [0, *(i for i in range(1, len(modes)) if modes[i] != modes[i - 1]), len(modes) - 1]
+    for begin, end in itertools.pairwise(starts):
+        ax.axvspan(t_s[begin], t_s[end], color=MODE_COLOUR[modes[begin]], linewidth=0)
+
+
+def _rate(
+    t_s: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Tokens per second in whole windows; their middles in s."""
+    windows = max(1, int(t_s[-1] / RATE_WINDOW_S))
+    window = (t_s / RATE_WINDOW_S + 1e-9).astype(int)
+    sums = np.bincount(window, weights=tokens)[:windows]
+    return (np.arange(len(sums)) + 0.5) * RATE_WINDOW_S, sums / RATE_WINDOW_S
