@@ -62,12 +62,12 @@ def sweep(
     retry_failed: Annotated[bool, typer.Option(help="Measure failed cells of an earlier call anew.")] = False,
 ) -> None:
     """Measure baseline, static and dynamic speculation over a grid of concurrencies into OUT."""
-    from specdec.results import installed_sglang
+    from specdec.results import required_sglang
     from specdec.sweep import make_plan, run_sweep  # pandas and SGLang take seconds to import
 
     plan = make_plan(
         profile,
-        sglang=installed_sglang(),
+        sglang=required_sglang(),
         workers=_names(workers),
         concurrencies=_integers("concurrency", concurrency),
         thresholds=_integers("thresholds", thresholds),

@@ -14,7 +14,7 @@ from pathlib import Path
 from specdec.load_ramp import phases_across
 from specdec.plan import SweepPlan, make_plan
 from specdec.profile import ROOT
-from specdec.results import installed_sglang
+from specdec.results import required_sglang
 
 INJECTED = "# Parameters"
 """First line of the cell in which papermill puts what it was given."""
@@ -76,7 +76,7 @@ def sweep_run(
     refuse_unknown("profile", "workers", "concurrency", "thresholds", "repeats", "out")
     plan = make_plan(
         _text("profile", profile),
-        sglang=_release(),
+        sglang=required_sglang(),
         workers=names("workers", workers),
         concurrencies=integers("concurrency", concurrency),
         thresholds=integers("thresholds", thresholds),
@@ -93,7 +93,7 @@ def ramp_run(*, profile: str, workers: str, threshold: int, peak: int, phase_s: 
     """
     refuse_unknown("profile", "workers", "threshold", "peak", "phase_s", "out")
     plan = make_plan(
-        _text("profile", profile), sglang=_release(), workers=names("workers", workers), repeats=1
+        _text("profile", profile), sglang=required_sglang(), workers=names("workers", workers), repeats=1
     )
     for name, value in (("threshold", threshold), ("peak", peak)):
         if not isinstance(value, int) or isinstance(value, bool):
@@ -109,7 +109,7 @@ def ramp_run(*, profile: str, workers: str, threshold: int, peak: int, phase_s: 
 def path_run(*, profile: str, workers: str, out: str) -> SweepRun:
     """What notebook 00 looks at: the workers of a profile. Raises ValueError in one line."""
     refuse_unknown("profile", "workers", "out")
-    plan = make_plan(_text("profile", profile), sglang=_release(), workers=names("workers", workers))
+    plan = make_plan(_text("profile", profile), sglang=required_sglang(), workers=names("workers", workers))
     return SweepRun(plan, run_folder(out))
 
 
@@ -191,14 +191,6 @@ def _cells_run() -> list[str]:
         return []
     shell = get_ipython()
     return [] if shell is None else [str(cell) for cell in shell.user_ns.get("In", [])]
-
-
-def _release() -> str:
-    """The SGLang release of this environment. Raises ValueError if there is none."""
-    release = installed_sglang()
-    if release is None:
-        raise ValueError("this environment has no SGLang; env/setup.sh makes one that has")
-    return release
 
 
 def _text(name: str, value: object) -> str:

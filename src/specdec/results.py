@@ -378,6 +378,14 @@ def installed_sglang() -> str | None:
         return None
 
 
+def required_sglang() -> str:
+    """The SGLang release of this environment. Raises ValueError if there is none."""
+    release = installed_sglang()
+    if release is None:
+        raise ValueError("this environment has no SGLang; env/setup.sh makes one that has")
+    return release
+
+
 def sha256(path: str | Path) -> str:
     """SHA-256 of a file's bytes, hexadecimal."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -30,9 +30,12 @@ SHAPES = {
         "v2-chain": ("v2", 3, 1, 4),
     },
 }[RELEASE]
-# Small enough that 24 requests do not fit at once: requests are retracted under load, as on a full GPU.
-POOL_TOKENS = 3000
-TESTED_FLAGS = ["--max-total-tokens", str(POOL_TOKENS), "--chunked-prefill-size", "64", "--grammar-backend", "llguidance"]
+# Small enough that 24 requests do not fit at once, and admitted without caution: requests are retracted under load,
+# as on a full GPU.
+TESTED_FLAGS = [
+    *("--max-total-tokens", "3000", "--schedule-conservativeness", "0.05"),
+    *("--chunked-prefill-size", "64", "--grammar-backend", "llguidance"),
+]
 
 
 def plan(shape: str | None, *flags: str, **env: str) -> ServerPlan:
@@ -75,6 +78,12 @@ def start(log_dir: Path) -> Iterator[Callable[[ServerPlan], Server]]:
 def baseline(start: Callable[[ServerPlan], Server]) -> Server:
     """Without speculation: what it answers is right."""
     return start(plan(None))
+
+
+@pytest.fixture(scope="session")
+def baseline_without_overlap(start: Callable[[ServerPlan], Server]) -> Server:
+    """For penalties: with overlap SGLang applies a token's penalty one step late, also without speculation."""
+    return start(plan(None, "--disable-overlap-schedule"))
 
 
 @pytest.fixture(scope="session", params=list(SHAPES))

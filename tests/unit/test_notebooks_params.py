@@ -50,7 +50,7 @@ RAMP = {
 
 @pytest.fixture(autouse=True)
 def _release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.parameters.installed_sglang", lambda: "0.5.12")
+    monkeypatch.setattr("specdec.parameters.required_sglang", lambda: "0.5.12")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,8 @@ class Report:
         if self.trace is not None:
             mode = step.mode.value if step.mode else None
             row: dict[str, Any] = {"step": step.number, "t_s": round(step.started_s, 6)}
-            row |= {"batch_size": step.batch_size, "mode": mode, "tokens": tokens, "duration_us": step.duration_us}
+            row |= {"batch_size": step.batch_size, "mode": mode, "requests": requests, "tokens": tokens}
+            row |= {"duration_us": step.duration_us}
             row |= {f"{stage}_us": spent for stage, spent in (step.stages_us or {}).items()}
             self.trace.write(json.dumps(row) + "\n")
 
