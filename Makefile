@@ -32,6 +32,7 @@ test: lint
 
 lint: env
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 lab: env

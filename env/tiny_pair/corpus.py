@@ -61,20 +61,14 @@ def load_topics(check_hash: bool = True) -> tuple[list[str], list[str]]:
 
     found = hashlib.sha256(json.dumps(sorted(topics.items())).encode()).hexdigest()
     if check_hash and found != CORPUS_SHA256:
-        raise RuntimeError(
-            "pydoc_data.topics differs from the one the pair was made from: use CPython 3.11.7"
-        )
+        raise RuntimeError("pydoc_data.topics differs from the one the pair was made from: use CPython 3.11.7")
     held_out = [simplify(topics[name]) for name in HELD_OUT_TOPICS]
-    held_out_runs = set().union(
-        *(_word_runs(paragraph) for text in held_out for paragraph in text.split("\n\n"))
-    )
+    held_out_runs = set().union(*(_word_runs(paragraph) for text in held_out for paragraph in text.split("\n\n")))
     training = []
     for name in sorted(set(topics) - set(HELD_OUT_TOPICS)):
         paragraphs = simplify(topics[name]).split("\n\n")
         # A short common line ("See also:") may stay: it says nothing about the held-out text.
-        kept = [
-            part for part in paragraphs if len(part.strip()) <= 40 or not _word_runs(part) & held_out_runs
-        ]
+        kept = [part for part in paragraphs if len(part.strip()) <= 40 or not _word_runs(part) & held_out_runs]
         training.append("\n\n".join(kept))
     return training, held_out
 

@@ -82,9 +82,7 @@ def accepted_drafts(
         return best.values, target_ids[best.indices]
 
     states = draft.fc(text.captured)
-    queries, keys, values = layer.project(
-        embed(text.ids[:, 1 : slots + 1]), states, target.rotation(0, slots)
-    )
+    queries, keys, values = layer.project(embed(text.ids[:, 1 : slots + 1]), states, target.rotation(0, slots))
     scores = query_key_scores(queries, keys)
     weights = (scores + causal_bias(slots, slots, scores)).softmax(-1)
     states = layer.finish(states, mix_values(weights, values))
@@ -172,9 +170,7 @@ def repeated_fours(ids: Tensor) -> float:
     return repeated / total
 
 
-def measure(
-    target: Llama, draft: EagleDraft, target_ids: Tensor, prompts: Tensor, new_tokens: int = 96
-) -> dict:
+def measure(target: Llama, draft: EagleDraft, target_ids: Tensor, prompts: Tensor, new_tokens: int = 96) -> dict:
     """Accept lengths and what the continuations look like."""
     prompt_tokens = prompts.shape[1]
     text = generate(target, prompts, new_tokens + STEPS + 2, draft.captured_layers)
@@ -187,18 +183,14 @@ def measure(
     written = text.ids[:, prompt_tokens : prompt_tokens + new_tokens]
     result["looping_share"] = round(looping_share(written), 3)
     result["repeated_four_token_runs"] = round(repeated_fours(written), 3)
-    result["distinct_tokens_per_row"] = round(
-        sum(len(set(row)) for row in written.tolist()) / len(written), 1
-    )
+    result["distinct_tokens_per_row"] = round(sum(len(set(row)) for row in written.tolist()) / len(written), 1)
     result["rows_with_end_of_sequence"] = int((written == EOS_ID).any(1).sum())
     return result
 
 
 def main() -> None:
     """Print the measurements of a pair as JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=HERE / "target")
     parser.add_argument("--draft", type=Path, default=HERE / "draft")
     parser.add_argument("--prompts", type=Path, default=HERE / "prompts_heldout.jsonl")

@@ -246,9 +246,7 @@ class DraftLayer(nn.Module):
         self.hidden_norm = RMSNorm(size, epsilon)
         self.post_attention_layernorm = RMSNorm(size, epsilon)
 
-    def project(
-        self, embeddings: Tensor, states: Tensor, rotation: Rotation
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, embeddings: Tensor, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of a row of slots."""
         joined = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(states)], -1)
         return self.self_attn.project(joined, rotation)

@@ -92,9 +92,7 @@ def write_lesson(
     began = time.time()
     for index in range(batches):
         kind = index % 4
-        prompts = spliced_prompts(
-            training_ids, (PROMPT_TOKENS, PROMPT_TOKENS // 2, 8, PROMPT_TOKENS)[kind], generator
-        )
+        prompts = spliced_prompts(training_ids, (PROMPT_TOKENS, PROMPT_TOKENS // 2, 8, PROMPT_TOKENS)[kind], generator)
         temperatures = torch.zeros(GENERATION_BATCH, NEW_TOKENS)
         if kind == 0:
             temperatures[:, :12] = 1.0
@@ -110,9 +108,7 @@ def write_lesson(
     return Lesson(torch.cat(ids), torch.cat(captured), torch.cat(final))
 
 
-def unroll(
-    draft: EagleDraft, embeddings: Tensor, captured: Tensor, rotation: Rotation, steps: int
-) -> Iterator[Tensor]:
+def unroll(draft: EagleDraft, embeddings: Tensor, captured: Tensor, rotation: Rotation, steps: int) -> Iterator[Tensor]:
     """Logits of every slot at each step of the training-time test."""
     layer = draft.midlayer
     states = draft.fc(captured)
@@ -165,9 +161,7 @@ def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> Iter
             yield order[start : start + batch]
 
 
-def train(
-    target: Llama, draft: EagleDraft, lesson: Lesson, recipe: Recipe, prompts: Tensor, out: Path
-) -> None:
+def train(target: Llama, draft: EagleDraft, lesson: Lesson, recipe: Recipe, prompts: Tensor, out: Path) -> None:
     """Fit the draft to the target's sharpened predictions, at every step of the training-time test."""
     matrices = [weight for weight in draft.parameters() if weight.dim() > 1]
     vectors = [weight for weight in draft.parameters() if weight.dim() < 2]
@@ -220,9 +214,7 @@ def train(
 
 def main() -> None:
     """Write the lesson, then train and save the draft."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=HERE / "target")
     parser.add_argument("--prompts", type=Path, default=HERE / "prompts_heldout.jsonl")
     parser.add_argument("--out", type=Path, default=HERE / "draft")

@@ -107,9 +107,7 @@ def train(shape: LlamaShape, training_ids: Tensor, held_out_ids: Tensor, recipe:
 
 def main() -> None:
     """Build tokenizer, target and held-out prompts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "target")
     parser.add_argument("--prompts", type=Path, default=HERE / "prompts_heldout.jsonl")
     parser.add_argument("--steps", type=int, default=Recipe.optimizer_steps)

@@ -137,9 +137,7 @@ def describe(server: Server) -> dict[str, Any]:
     state = (info.get("internal_states") or [{}])[0].get("specdec") or {}
     columns: dict[str, Any] = {
         "sglang": info.get("version"),
-        "server_flags": shlex.join(["python", *server.plan.command[1:]]).replace(
-            shlex.quote(PORT_PLACEHOLDER), "PORT"
-        ),
+        "server_flags": shlex.join(["python", *server.plan.command[1:]]).replace(shlex.quote(PORT_PLACEHOLDER), "PORT"),
         "worker_class": state.get("worker_class"),
         "worker_file": state.get("worker_file"),
         "overlap": state.get("overlap"),
@@ -147,9 +145,7 @@ def describe(server: Server) -> dict[str, Any]:
     if server.plan.worker == ARM_NONE:
         return columns
     if not state.get("active"):
-        raise ValueError(
-            f"the switch is not active: {state.get('inactive_reason') or 'no plugin in this server'}"
-        )
+        raise ValueError(f"the switch is not active: {state.get('inactive_reason') or 'no plugin in this server'}")
     columns |= {name: state.get(name) for name in ("threshold", "resume_threshold", "dwell_steps")}
     return columns | {
         "topk": info.get("speculative_eagle_topk"),

@@ -32,32 +32,22 @@ def _integers(name: str, text: str | None) -> list[int] | None:
 
 @app.command()
 def sweep(
-    out: Annotated[
-        Path, typer.Argument(help="Folder of the run; the same command goes on with what is missing.")
-    ],
+    out: Annotated[Path, typer.Argument(help="Folder of the run; the same command goes on with what is missing.")],
     profile: Annotated[str, typer.Option(help="Name in env/profiles, or a .toml file.")] = "cpu-tiny",
     workers: Annotated[str | None, typer.Option(help="For example v1,v2.")] = None,
     concurrency: Annotated[str | None, typer.Option(help="Requests in flight, for example 1,8,32.")] = None,
     thresholds: Annotated[
         str | None, typer.Option(help="Largest batch sizes that still speculate, for example 4,8; 0 = never.")
     ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help="Times each arm is measured at each concurrency.")
-    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Times each arm is measured at each concurrency.")] = None,
     target_ci: Annotated[
         float | None,
-        typer.Option(
-            help="Go on until each 95 % interval is within this share of its mean, for example 0.03 ..."
-        ),
+        typer.Option(help="Go on until each 95 % interval is within this share of its mean, for example 0.03 ..."),
     ] = None,
     max_repeats: Annotated[int | None, typer.Option(help="... or this many repeats are done.")] = None,
     output_tokens: Annotated[int | None, typer.Option(help="Output tokens per request.")] = None,
-    slo_ttft_ms: Annotated[
-        float | None, typer.Option(help="Goodput: time to first token allowed, ms.")
-    ] = None,
-    slo_tpot_ms: Annotated[
-        float | None, typer.Option(help="Goodput: time per output token allowed, ms.")
-    ] = None,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token allowed, ms.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per output token allowed, ms.")] = None,
     seed: Annotated[int, typer.Option(help="Turns the order of arms and the choice of prompts.")] = 0,
     retry_failed: Annotated[bool, typer.Option(help="Measure failed cells of an earlier call anew.")] = False,
 ) -> None:
@@ -79,9 +69,7 @@ def sweep(
         slo_tpot_ms=slo_tpot_ms,
         seed=seed,
     )
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # ends as Ctrl-C does: servers stopped, rows kept
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: servers stopped, rows kept
     try:
         results = run_sweep(plan, out, retry_failed=retry_failed)
     except KeyboardInterrupt:
@@ -119,9 +107,7 @@ def run(
     workers: Annotated[str | None, typer.Option(help="For example v1,v2.")] = None,
     concurrency: Annotated[str | None, typer.Option(help="Requests in flight, for example 1,8,32.")] = None,
     thresholds: Annotated[str | None, typer.Option(help="Batch sizes, for example 4,8; 0 = never.")] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help="Times each arm is measured at each concurrency.")
-    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Times each arm is measured at each concurrency.")] = None,
     out: Annotated[
         str, typer.Option(help="Folder of the run; the same command goes on with what is missing.")
     ] = "results/run",
@@ -160,16 +146,12 @@ def compare(
 
 @app.command()
 def doctor(
-    flags: Annotated[
-        list[str] | None, typer.Argument(help="After --: the flags of sglang.launch_server.")
-    ] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="After --: the flags of sglang.launch_server.")] = None,
     url: Annotated[
         str | None, typer.Option(help="A running server to hold the prediction against, instead of flags.")
     ] = None,
     sglang: Annotated[str | None, typer.Option(help="SGLang release; default: the installed one.")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(help="Requests in flight, to warn about what caps them.")
-    ] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Requests in flight, to warn about what caps them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
     """Say which worker SGLang runs, why, and whether the switch can act there; exit code 1 if it cannot."""
@@ -179,9 +161,7 @@ def doctor(
     from specdec import worker_path
 
     if url is not None and (flags or sglang or concurrency):
-        raise ValueError(
-            "--url goes without server flags, --sglang and --concurrency: the server says it all"
-        )
+        raise ValueError("--url goes without server flags, --sglang and --concurrency: the server says it all")
     if url is not None:
         check = worker_path.check_live(url)
         data, text, acts = check.to_dict(), worker_path.render_live(check), check.switch_acts

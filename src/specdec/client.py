@@ -90,9 +90,7 @@ class ServerClient:
                 total += float(line.rsplit(maxsplit=1)[-1])
         return int(total)
 
-    def _request(
-        self, path: str, body: dict[str, Any] | None = None, timeout_s: float = STATE_READ_TIMEOUT_S
-    ) -> str:
+    def _request(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = STATE_READ_TIMEOUT_S) -> str:
         """GET, or POST `body` as JSON. Raises ConnectionError (one line) for no answer or an HTTP error."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})

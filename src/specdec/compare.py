@@ -76,9 +76,7 @@ class Report:
 
     def counts(self) -> dict[str, int]:
         """Comparisons by verdict."""
-        return {
-            v: sum(c.verdict == v for c in self.comparisons) for v in ("better", "worse", "same", "unclear")
-        }
+        return {v: sum(c.verdict == v for c in self.comparisons) for v in ("better", "worse", "same", "unclear")}
 
 
 @dataclass(frozen=True)
@@ -166,9 +164,7 @@ def _order(key: _Key) -> tuple[str, tuple[int, int], int]:
 def _failed(a: pd.DataFrame, b: pd.DataFrame) -> tuple[str, ...]:
     """Cells that A measured and of which every repeat failed in B."""
     tried = b.assign(error=None, output_tok_s=b["output_tok_s"].fillna(0.0))
-    ok_a, ok_b, tried_b = (
-        set(_cells(measured(run, "output_tok_s"), "output_tok_s")) for run in (a, b, tried)
-    )
+    ok_a, ok_b, tried_b = (set(_cells(measured(run, "output_tok_s"), "output_tok_s")) for run in (a, b, tried))
     return tuple(
         f"worker {worker}, {arm}, concurrency {concurrency}"
         for worker, arm, concurrency in sorted((ok_a & tried_b) - ok_b, key=_order)
@@ -272,9 +268,7 @@ def as_text(report: Report) -> str:
     """The report for a terminal."""
     rows = [_HEADER, *(_row(c) for c in report.comparisons)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*lines, "", *_summary(report)])
 
 

@@ -111,9 +111,7 @@ def label(name: str) -> str:
     return f"{arm}, threshold {threshold}" if threshold else _LABELS.get(name, name)
 
 
-def worker_panels(
-    results: pd.DataFrame, rows: int = 1, height: float = 5.6
-) -> tuple[Figure, list[dict[str, Axes]]]:
+def worker_panels(results: pd.DataFrame, rows: int = 1, height: float = 5.6) -> tuple[Figure, list[dict[str, Axes]]]:
     """A 16:9 figure with a column per speculating worker; per row of panels, the panel of each worker.
 
     Panels of a row share their y axis. Raises ValueError if the run has no speculating worker.
@@ -200,9 +198,7 @@ def concurrency_axis(axes: Iterable[Axes], concurrencies: Sequence[int]) -> None
         ax.set_xlabel("concurrency (requests in flight)")
 
 
-def finish(
-    figure: Figure, title: str, about: Provenance, note: str, legend: dict[str, Artist] | None = None
-) -> None:
+def finish(figure: Figure, title: str, about: Provenance, note: str, legend: dict[str, Artist] | None = None) -> None:
     """Title, legend (without `legend`: of all labelled lines, each once) and foot."""
     if legend is None:
         legend = {}
@@ -253,9 +249,7 @@ def figure_data(figure: Figure) -> str:
     for ax in figure.axes:
         if ax.get_label() == "<colorbar>":
             continue
-        lines.append(
-            f"[{ax.get_title(loc='left')}] {ax.get_ylabel()} against {ax.get_xlabel()}".replace("\n", " ")
-        )
+        lines.append(f"[{ax.get_title(loc='left')}] {ax.get_ylabel()} against {ax.get_xlabel()}".replace("\n", " "))
         lines += [f"  {_series(line)}" for line in ax.lines if not str(line.get_label()).startswith("_")]
         lines += [f"  {text.get_text()}".replace("\n", " ") for text in ax.texts]
     return "\n".join([*lines, figure.get_supxlabel()])

@@ -118,9 +118,7 @@ def summarize(
     client_tokens = sum(request.output_tokens for request in done)
     error = None
     if output_tokens != asked_tokens or client_tokens != asked_tokens:
-        error = (
-            f"output tokens: asked {asked_tokens}, counted {output_tokens} (server), {client_tokens} (client)"
-        )
+        error = f"output tokens: asked {asked_tokens}, counted {output_tokens} (server), {client_tokens} (client)"
     duration_s = max(r.start_s + r.e2e_s for r in done) - min(r.start_s for r in done)
     return Measured(
         duration_s=duration_s,

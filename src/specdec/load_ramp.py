@@ -130,9 +130,7 @@ def measure_ramp(
     return read_ramp(out, worker)
 
 
-def measure_ramps(
-    plan: SweepPlan, out: str | Path, threshold: int, peak: int, phase_s: float
-) -> list[MeasuredRamp]:
+def measure_ramps(plan: SweepPlan, out: str | Path, threshold: int, peak: int, phase_s: float) -> list[MeasuredRamp]:
     """`measure_ramp` on each worker of the plan, one server after the other."""
     return [measure_ramp(plan, worker, out, threshold, peak, phase_s) for worker in plan.workers]
 

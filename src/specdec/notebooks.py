@@ -36,9 +36,7 @@ class NotebookFailed(Exception):  # noqa: N818 - says what happened
     """A notebook did not run to its end; one line says which cell and why."""
 
 
-def run_notebook(
-    path: Path, out: Path, parameters: Mapping[str, Value], say: Callable[[str], None] = print
-) -> Path:
+def run_notebook(path: Path, out: Path, parameters: Mapping[str, Value], say: Callable[[str], None] = print) -> Path:
     """Run a notebook with `parameters` into OUT/notebooks; the path of the executed copy.
 
     Raises ValueError before anything starts for an unknown or ill-typed parameter; NotebookFailed if a cell
@@ -184,9 +182,9 @@ def write_html(notebook: Path, page: Path) -> Path:
     """One page of a notebook's text, tables and figures, without its code."""
     from nbconvert import HTMLExporter
 
-    body, _ = HTMLExporter(
-        exclude_input=True, exclude_input_prompt=True, exclude_output_prompt=True
-    ).from_filename(str(notebook))
+    body, _ = HTMLExporter(exclude_input=True, exclude_input_prompt=True, exclude_output_prompt=True).from_filename(
+        str(notebook)
+    )
     page.write_text(body, encoding="utf-8")
     return page
 
@@ -235,12 +233,8 @@ def _status_lines(out: Path, say: Callable[[str], None]) -> Iterator[None]:
                 continue
             if status.state == "running" and (status.cells_done, status.current_cell) != last:
                 last = (status.cells_done, status.current_cell)
-                left = (
-                    "" if status.seconds_left is None else f", about {status.seconds_left / 60:.0f} min left"
-                )
-                say(
-                    f"    {status.cells_done} of {status.cells_total} cells{left}; last: {status.last_result}"
-                )
+                left = "" if status.seconds_left is None else f", about {status.seconds_left / 60:.0f} min left"
+                say(f"    {status.cells_done} of {status.cells_total} cells{left}; last: {status.last_result}")
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

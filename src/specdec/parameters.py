@@ -92,9 +92,7 @@ def ramp_run(*, profile: str, workers: str, threshold: int, peak: int, phase_s: 
     nothing is started.
     """
     refuse_unknown("profile", "workers", "threshold", "peak", "phase_s", "out")
-    plan = make_plan(
-        _text("profile", profile), sglang=required_sglang(), workers=names("workers", workers), repeats=1
-    )
+    plan = make_plan(_text("profile", profile), sglang=required_sglang(), workers=names("workers", workers), repeats=1)
     for name, value in (("threshold", threshold), ("peak", peak)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError(f"{name} must be an integer, got {value!r}")
@@ -134,9 +132,7 @@ def integers(name: str, given: Integers) -> list[int] | None:
     if given == "":
         return None
     try:
-        parts = (
-            given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else list(given)
-        )
+        parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else list(given)
         if any(isinstance(part, (bool, float)) for part in parts):
             raise ValueError
         return [int(part) for part in parts]

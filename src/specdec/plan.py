@@ -87,9 +87,7 @@ class SweepPlan(BaseModel):
         arms = [Arm("baseline", ARM_NONE)]
         for worker in self.workers:
             arms.append(Arm("static", worker))
-            arms += [
-                Arm("dynamic" if threshold else "off", worker, threshold) for threshold in self.thresholds
-            ]
+            arms += [Arm("dynamic" if threshold else "off", worker, threshold) for threshold in self.thresholds]
         return arms
 
     def cells(self, repeat: int, concurrencies: Iterable[int] | None = None) -> list[PlannedCell]:
@@ -132,9 +130,7 @@ class SweepPlan(BaseModel):
 
     def prompts(self, prompt_set: PromptSet, cell: PlannedCell) -> list[Prompt]:
         """The cell's prompts: the same for all arms of its block."""
-        return prompt_set.pick(
-            self.num_prompts(cell.concurrency), f"{self.seed}-{cell.repeat}-{cell.concurrency}"
-        )
+        return prompt_set.pick(self.num_prompts(cell.concurrency), f"{self.seed}-{cell.repeat}-{cell.concurrency}")
 
 
 def balanced_order(count: int, row: int) -> list[int]:
@@ -194,9 +190,7 @@ def make_plan(
         profile=chosen,
         sglang=sglang,
         workers=_distinct("workers", names),
-        concurrencies=_integers(
-            "concurrencies", grid.concurrencies if concurrencies is None else concurrencies, 1
-        ),
+        concurrencies=_integers("concurrencies", grid.concurrencies if concurrencies is None else concurrencies, 1),
         thresholds=_integers("thresholds", grid.thresholds if thresholds is None else thresholds, 0),
         repeats=repeats,
         target_ci=_positive("target_ci", target_ci),
@@ -256,8 +250,4 @@ def differences(one: SweepPlan, other: SweepPlan) -> list[str]:
 def _flat(plan: SweepPlan) -> dict[str, Any]:
     fields = plan.model_dump(mode="json")
     profile = fields.pop("profile")
-    return (
-        {"profile": profile.pop("name")}
-        | fields
-        | {f"profile.{name}": part for name, part in profile.items()}
-    )
+    return {"profile": profile.pop("name")} | fields | {f"profile.{name}": part for name, part in profile.items()}

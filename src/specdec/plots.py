@@ -194,13 +194,9 @@ def mode_timeline(trace: pd.DataFrame, threshold: int | None, worker: str, about
     batch = trace["batch_size"]
     top.step(t_s, batch, where="post", color=BLACK, linewidth=1.4, label="batch size", zorder=3)
     if threshold is not None:
-        top.axhline(
-            threshold, color=VERMILLION, linestyle="--", linewidth=1.4, label=f"threshold {threshold}"
-        )
+        top.axhline(threshold, color=VERMILLION, linestyle="--", linewidth=1.4, label=f"threshold {threshold}")
     top.set_ylabel("batch size\n(requests in a step)")
-    bottom.plot(
-        *_rate(t_s, trace["tokens"].to_numpy(dtype=float)), color=BLUE, linewidth=1.8, label="output tok/s"
-    )
+    bottom.plot(*_rate(t_s, trace["tokens"].to_numpy(dtype=float)), color=BLUE, linewidth=1.8, label="output tok/s")
     bottom.set_ylabel(f"output tokens per second\n(windows of {RATE_WINDOW_S:g} s)")
     bottom.set_xlabel("seconds since the first decode step")
     for ax in (top, bottom):
@@ -324,9 +320,7 @@ def _shade(ax: Axes, t_s: npt.NDArray[np.float64], modes: Sequence[str]) -> None
         ax.axvspan(t_s[begin], t_s[end], color=MODE_COLOUR[modes[begin]], linewidth=0)
 
 
-def _rate(
-    t_s: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _rate(t_s: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Tokens per second in whole windows; their middles in s."""
     windows = max(1, int(t_s[-1] / RATE_WINDOW_S))
     window = (t_s / RATE_WINDOW_S + 1e-9).astype(int)

@@ -15,9 +15,7 @@ from specdec.step_trace import around_switches
 def timelines(ramps: Iterable[MeasuredRamp]) -> dict[str, Figure]:
     """Batch size, mode and tok/s over time, by worker."""
     return {
-        ramp.facts.worker: mode_timeline(
-            ramp.trace, ramp.facts.threshold, ramp.facts.worker, _about(ramp.facts)
-        )
+        ramp.facts.worker: mode_timeline(ramp.trace, ramp.facts.threshold, ramp.facts.worker, _about(ramp.facts))
         for ramp in ramps
     }
 

@@ -147,9 +147,7 @@ def measured_gains(results: pd.DataFrame) -> pd.DataFrame:
         whole = ratio_interval(np.exp(blocks.loc[blocks["count"] == grid, "mean"].to_numpy(dtype=float)))
         by_concurrency = np.exp(rows.groupby("concurrency")["log_ratio"].mean())
         worst = by_concurrency.idxmin()
-        records.append(
-            (worker, arm, whole.estimate, whole.low, whole.high, whole.n, by_concurrency[worst], worst)
-        )
+        records.append((worker, arm, whole.estimate, whole.low, whole.high, whole.n, by_concurrency[worst], worst))
     columns = ["worker", "arm_name", "gain", "low", "high", "n", "worst", "worst_concurrency"]
     return pd.DataFrame(records, columns=columns)
 
@@ -160,10 +158,7 @@ def _gain(results: pd.DataFrame, worker: str) -> _Gain | str:
     paired = paired[(paired["worker"] == worker) & (paired["arm_name"] == "static")]
     if paired.empty:
         return "no block holds both a baseline and a static cell"
-    logs = [
-        (_batch(rows), np.log(rows["ratio"].to_numpy(dtype=float)))
-        for _, rows in paired.groupby("concurrency")
-    ]
+    logs = [(_batch(rows), np.log(rows["ratio"].to_numpy(dtype=float))) for _, rows in paired.groupby("concurrency")]
     logs.sort(key=lambda item: item[0])
     if min(len(values) for _, values in logs) < 2:
         return "a gain needs at least 2 repeats at every concurrency"

@@ -52,9 +52,7 @@ class Cell(BaseModel):
         description="baseline: a server without speculation. static: always speculates. dynamic: speculates "
         "up to `threshold`. off: threshold 0, never speculates. adaptive: SGLang 0.5.23's own switch."
     )
-    worker: str = Field(
-        description="Worker asked for: v1 (EAGLEWorker), v2 (EAGLEWorkerV2); none for the baseline."
-    )
+    worker: str = Field(description="Worker asked for: v1 (EAGLEWorker), v2 (EAGLEWorkerV2); none for the baseline.")
     threshold: int | None = Field(
         ge=0, description="Largest batch size that still speculates, as the server reports it; null = always."
     )
@@ -67,35 +65,23 @@ class Cell(BaseModel):
         None, ge=1, description="Decode steps a mode is kept at least, as the server reports it."
     )
     concurrency: int = Field(ge=1, description="Requests the client keeps in flight.")
-    repeat: int = Field(
-        ge=0, description="Which repeat, from 0. Cells of one repeat and concurrency form a block."
-    )
+    repeat: int = Field(ge=0, description="Which repeat, from 0. Cells of one repeat and concurrency form a block.")
     order: int = Field(ge=0, description="Position in which the arm was measured inside its block, from 0.")
     num_prompts: int = Field(ge=1, description="Requests of the cell.")
-    output_tokens_per_request: int = Field(
-        ge=1, description="Output tokens asked for per request, EOS ignored."
-    )
+    output_tokens_per_request: int = Field(ge=1, description="Output tokens asked for per request, EOS ignored.")
     prompt_set: str = Field(description="Name of the prompt file.")
     prompt_set_sha256: str = Field(description="SHA-256 of the prompt file.")
-    slo_ttft_ms: float | None = Field(
-        None, gt=0, description="Goodput: largest time to first token allowed, ms."
-    )
-    slo_tpot_ms: float | None = Field(
-        None, gt=0, description="Goodput: largest time per output token allowed, ms."
-    )
+    slo_ttft_ms: float | None = Field(None, gt=0, description="Goodput: largest time to first token allowed, ms.")
+    slo_tpot_ms: float | None = Field(None, gt=0, description="Goodput: largest time per output token allowed, ms.")
 
     # What ran, as the server says
     sglang: str | None = Field(None, description="SGLang release of the server.")
-    worker_class: str | None = Field(
-        None, description="Class of the speculative worker; null for the baseline."
-    )
+    worker_class: str | None = Field(None, description="Class of the speculative worker; null for the baseline.")
     worker_file: str | None = Field(None, description="File of that class, relative to site-packages.")
     overlap: bool | None = Field(None, description="Whether the overlap scheduler is on.")
     topk: int | None = Field(None, ge=1, description="speculative_eagle_topk of the server.")
     num_steps: int | None = Field(None, ge=0, description="speculative_num_steps of the server.")
-    num_draft_tokens: int | None = Field(
-        None, ge=1, description="speculative_num_draft_tokens of the server."
-    )
+    num_draft_tokens: int | None = Field(None, ge=1, description="speculative_num_draft_tokens of the server.")
     server_flags: str | None = Field(
         None, description="The server's command, paths relative to the repository where they can be."
     )
@@ -109,18 +95,14 @@ class Cell(BaseModel):
     input_tokens: int | None = Field(None, ge=0, description="Prompt tokens, the server's count.")
     output_tokens: int | None = Field(None, ge=0, description="Generated tokens, the server's count.")
     output_tok_s: float | None = Field(None, ge=0, description="output_tokens / duration_s, tokens/s.")
-    total_tok_s: float | None = Field(
-        None, ge=0, description="(input_tokens + output_tokens) / duration_s, tokens/s."
-    )
+    total_tok_s: float | None = Field(None, ge=0, description="(input_tokens + output_tokens) / duration_s, tokens/s.")
     requests_per_s: float | None = Field(None, ge=0, description="num_prompts / duration_s, requests/s.")
     goodput_requests_per_s: float | None = Field(
         None, ge=0, description="Requests within both SLOs / duration_s, requests/s; null if no SLO is given."
     )
 
     # Latency, over the requests of the cell
-    ttft_ms_p50: float | None = Field(
-        None, ge=0, description="Request sent to first token received, ms, median."
-    )
+    ttft_ms_p50: float | None = Field(None, ge=0, description="Request sent to first token received, ms, median.")
     ttft_ms_p90: float | None = Field(None, ge=0, description="The same, 90th percentile.")
     ttft_ms_p99: float | None = Field(None, ge=0, description="The same, 99th percentile.")
     tpot_ms_p50: float | None = Field(
@@ -136,9 +118,7 @@ class Cell(BaseModel):
     e2e_ms_p99: float | None = Field(None, ge=0, description="The same, 99th percentile.")
 
     # What the server did during the cell (null on a server without the plugin)
-    achieved_batch_mean: float | None = Field(
-        None, ge=1, description="Mean batch size over the decode steps."
-    )
+    achieved_batch_mean: float | None = Field(None, ge=1, description="Mean batch size over the decode steps.")
     achieved_batch_peak: int | None = Field(None, ge=1, description="Largest batch size of a decode step.")
     accept_length: float | None = Field(
         None,
@@ -166,9 +146,7 @@ class Cell(BaseModel):
         description="Times this cell's server had to be started again after a failure, so far in the run.",
     )
     error: str | None = Field(None, description="Why the cell failed, one line; null = it did not.")
-    error_log_tail: str | None = Field(
-        None, description="Last lines of the server's log when the cell failed."
-    )
+    error_log_tail: str | None = Field(None, description="Last lines of the server's log when the cell failed.")
 
     # Where
     machine: str = Field(description="CPU model and cores, GPUs.")

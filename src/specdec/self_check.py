@@ -99,9 +99,7 @@ def check_worker(
 def graphs_in_use(worker: str, switched: Server, on_gpu: bool) -> Verdict:
     """Whether both kinds of step have run in a CUDA graph (on a CPU there is none)."""
     state = switched.state() or {}
-    share = {
-        mode: state["graph_steps"][mode] / max(1, state[f"{mode}_steps"]) for mode in ("speculative", "plain")
-    }
+    share = {mode: state["graph_steps"][mode] / max(1, state[f"{mode}_steps"]) for mode in ("speculative", "plain")}
     text = ", ".join(f"{value:.0%} of {mode} steps" for mode, value in share.items())
     ok = all(value > 0.99 for value in share.values()) if on_gpu else not any(share.values())
     return Verdict(ok, f"{worker}: CUDA graphs ran {text}")
@@ -130,4 +128,3 @@ def paired_ratio(a: Server, b: Server, prompts: Sequence[Prompt], concurrency: i
         tok_s = {id(server): run_cell(server, chosen, concurrency, 64).output_tok_s for server in order}
         ratios.append(tok_s[id(a)] / tok_s[id(b)])
     return statistics.median(ratios)
-

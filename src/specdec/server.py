@@ -162,9 +162,7 @@ class Server(ServerClient):
         """True if GET /health answers 200; False also for a server that has ended."""
         return self.running() and super().health()
 
-    def _request(
-        self, path: str, body: dict[str, Any] | None = None, timeout_s: float = STATE_READ_TIMEOUT_S
-    ) -> str:
+    def _request(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = STATE_READ_TIMEOUT_S) -> str:
         """As ServerClient, but ServerDied (with the last log lines) where the server has ended."""
         try:
             return super()._request(path, body, timeout_s)
@@ -182,9 +180,7 @@ class Server(ServerClient):
         with tqdm(bar_format="{desc} [{elapsed}]", leave=False, disable=None) as waiting:
             while self.running():
                 last_line = self.log_tail(1)[-60:]
-                waiting.set_description_str(
-                    f"starting server {self.plan.name}, port {self.port}: {last_line}"
-                )
+                waiting.set_description_str(f"starting server {self.plan.name}, port {self.port}: {last_line}")
                 try:
                     self._request("/health")
                     self.info()

@@ -88,9 +88,7 @@ def arm_sort_key(name: str) -> tuple[int, int]:
 def measured(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The rows whose `metric` was measured, with the column `arm_name`."""
     rows = results[results["error"].isna() & results[metric].notna()].copy()
-    rows["arm_name"] = [
-        arm_name(arm, threshold) for arm, threshold in zip(rows["arm"], rows["threshold"], strict=True)
-    ]
+    rows["arm_name"] = [arm_name(arm, threshold) for arm, threshold in zip(rows["arm"], rows["threshold"], strict=True)]
     rows[metric] = rows[metric].astype(float)
     return rows
 
@@ -119,9 +117,7 @@ def paired_ratios(results: pd.DataFrame, metric: str = "output_tok_s", to: str =
     return paired
 
 
-def ratio_statistics(
-    results: pd.DataFrame, metric: str = "output_tok_s", to: str = "baseline"
-) -> pd.DataFrame:
+def ratio_statistics(results: pd.DataFrame, metric: str = "output_tok_s", to: str = "baseline") -> pd.DataFrame:
     """Per worker, arm and concurrency: the paired ratio to the arm `to`, its interval and n."""
     return _per_cell(paired_ratios(results, metric, to), "ratio", ratio_interval)
 
@@ -167,9 +163,7 @@ def _workers(results: pd.DataFrame) -> list[str]:
     return sorted(set(results["worker"]) - {"none"})
 
 
-def _per_cell(
-    rows: pd.DataFrame, column: str, interval: Callable[[npt.NDArray[np.float64]], Interval]
-) -> pd.DataFrame:
+def _per_cell(rows: pd.DataFrame, column: str, interval: Callable[[npt.NDArray[np.float64]], Interval]) -> pd.DataFrame:
     records = []
     for key, group in rows.groupby(CELL, sort=False):
         found = interval(group[column].to_numpy(dtype=float))

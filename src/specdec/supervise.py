@@ -57,9 +57,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def end_processes(
-    find: Callable[[], list[psutil.Process]], grace_s: float, timeout_s: float = 10.0
-) -> list[int]:
+def end_processes(find: Callable[[], list[psutil.Process]], grace_s: float, timeout_s: float = 10.0) -> list[int]:
     """SIGTERM to all that `find` lists, SIGKILL from `grace_s` on; the pids that still live `timeout_s` after
     that.
 

@@ -157,10 +157,7 @@ class _Run:
                 and row.output_tok_s is not None
             ]
             interval = mean_interval(values)
-            if (
-                not interval.known
-                or interval.high - interval.estimate > self.plan.target_ci * interval.estimate
-            ):
+            if not interval.known or interval.high - interval.estimate > self.plan.target_ci * interval.estimate:
                 return False
         return True
 
@@ -186,9 +183,7 @@ class _Run:
             server = self.servers.ready(arm)
             columns |= describe(server) | {"started_at": utc_now()}
             prompts = plan.prompts(self.prompts, planned)
-            measured = run_cell(
-                server, prompts, planned.concurrency, plan.output_tokens, plan.slo, self.stall_s
-            )
+            measured = run_cell(server, prompts, planned.concurrency, plan.output_tokens, plan.slo, self.stall_s)
             columns |= asdict(measured)
             self.servers.succeeded(arm.worker)
         except Exception as error:

@@ -24,9 +24,7 @@ def _nbval(notebook: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval", str(notebook)]
     command += ["--nbval-current-env", f"--nbval-cell-timeout={CELL_TIMEOUT_S}"]
     command += ["--nbval-sanitize-with", str(SANITIZE), "--rootdir", str(notebook.parent)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=900, check=False, cwd=notebook.parent
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=notebook.parent)
 
 
 @pytest.fixture

@@ -45,9 +45,7 @@ def test_a_dead_kernel_ends_the_run_within_seconds(death: str, write_notebook: W
     """papermill #125, #711. The kernel of `os._exit(0)` even reports success."""
     began_s = time.monotonic()
     with pytest.raises(NotebookFailed, match="its kernel died"):
-        run_notebook(
-            write_notebook("print(n)", f"import os, time; {death}; time.sleep(600)"), tmp_path / "out", {}
-        )
+        run_notebook(write_notebook("print(n)", f"import os, time; {death}; time.sleep(600)"), tmp_path / "out", {})
     assert time.monotonic() - began_s < 60
 
 

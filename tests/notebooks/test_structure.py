@@ -53,11 +53,7 @@ def test_the_first_code_cell_is_the_typed_and_explained_parameters(name: str) ->
 def test_the_second_code_cell_checks_all_parameters(name: str) -> None:
     """Papermill alone would take an unknown name in silence."""
     calls = [node for node in ast.walk(ast.parse(_code(name)[1].source)) if isinstance(node, ast.Call)]
-    checks = [
-        call
-        for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id.endswith(("_run", "_folder"))
-    ]
+    checks = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id.endswith(("_run", "_folder"))]
     assert len(checks) == 1
     assert {keyword.arg for keyword in checks[0].keywords} == set(parameter_types(FOLDER / f"{name}.ipynb"))
 
@@ -68,9 +64,7 @@ def test_cells_are_calls_without_logic(name: str) -> None:
     for cell in _code(name):
         statements = ast.parse(cell.source)
         assert all(isinstance(statement, plain) for statement in statements.body)
-        assert not [
-            node for node in ast.walk(statements) if isinstance(node, (ast.comprehension, ast.Lambda))
-        ]
+        assert not [node for node in ast.walk(statements) if isinstance(node, (ast.comprehension, ast.Lambda))]
         assert len(cell.source.splitlines()) <= LINES_OF_CODE
 
 

@@ -16,6 +16,7 @@ from specdec.server import Server, ServerPlan
 RELEASE = version("sglang")
 PROFILE = load_profile("cpu-tiny")
 INJECTED = str(Path(__file__).parent / "injected")
+MOST_SERVERS = 5  # alive at once; each takes about 2 GB
 WORKER = {"v1": "EAGLEWorker", "v2": "EAGLEWorkerV2"}
 
 # name: (worker of the profile, num_steps, topk, num_draft_tokens)
@@ -58,14 +59,18 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(log_dir: Path) -> Iterator[Callable[[ServerPlan], Server]]:
-    """Start a server, or give the running one of the same plan; all end with the session."""
+    """Start a server, or give the running one of the same plan; those not used for longest end, all end at last."""
     running: dict[str, Server] = {}
 
     def started(wanted: ServerPlan) -> Server:
         key = repr((wanted.command, sorted(wanted.env.items())))
-        if key not in running or not running[key].running():
-            running[key] = Server.start(wanted, log_dir, timeout_s=240)
-        return running[key]
+        server = running.pop(key, None)
+        if server is None or not server.running():
+            while len(running) >= MOST_SERVERS:
+                running.pop(next(iter(running))).stop()
+            server = Server.start(wanted, log_dir, timeout_s=300)
+        running[key] = server  # the last one used is the last in order
+        return server
 
     try:
         yield started
@@ -74,13 +79,13 @@ def start(log_dir: Path) -> Iterator[Callable[[ServerPlan], Server]]:
             server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def baseline(start: Callable[[ServerPlan], Server]) -> Server:
     """Without speculation: what it answers is right."""
     return start(plan(None))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def baseline_without_overlap(start: Callable[[ServerPlan], Server]) -> Server:
     """For penalties: with overlap SGLang applies a token's penalty one step late, also without speculation."""
     return start(plan(None, "--disable-overlap-schedule"))
@@ -93,8 +98,29 @@ def shape(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def switched(shape: str, start: Callable[[ServerPlan], Server]) -> Server:
-    """A server with the switch, speculating always until a test sets a threshold; alive before and after the test."""
-    server = start(plan(shape))
+def step_trace(shape: str, log_dir: Path) -> Path:
+    """Where the switched server writes its step trace."""
+    return log_dir / f"steps-{shape}"
+
+
+@pytest.fixture
+def switched(shape: str, step_trace: Path, start: Callable[[ServerPlan], Server]) -> Server:
+    """A server with the switch, speculating always until a test sets a threshold."""
+    server = start(plan(shape, SPECDEC_TRACE=str(step_trace)))
     server.set_threshold(None, dwell_steps=1)
+    return server
+
+
+@pytest.fixture
+def draft_trace(shape: str, log_dir: Path) -> Path:
+    """Where the injected server writes its draft's state."""
+    return log_dir / f"draft-state-{shape}"
+
+
+@pytest.fixture
+def injected(shape: str, draft_trace: Path, start: Callable[[ServerPlan], Server]) -> Server:
+    """A server with the plugin of tests/server/injected: while a threshold is set, modes are random by seed."""
+    env = {"PYTHONPATH": INJECTED, "SPECDEC_TEST_RANDOM_SEED": "11", "SPECDEC_TEST_DRAFT_TRACE": str(draft_trace)}
+    server = start(plan(shape, **env))
+    server.set_threshold(None)
     return server

@@ -1,4 +1,4 @@
-"""`--speculative-algorithm EAGLE` runs in the same workers: tokens are right with an untrained draft of that kind too."""
+"""`--speculative-algorithm EAGLE` runs in the same workers: tokens are right with an untrained draft too."""
 
 import json
 from collections.abc import Callable

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from client import Request, generate, prompt
-from conftest import INJECTED, plan
 
-from specdec.server import Server, ServerPlan
+from specdec.server import Server
 
 LENGTH = 400  # tokens: an on spell, an off spell and an on spell
 
@@ -18,18 +17,8 @@ def rows(path: Path, start: int = 0) -> list[list]:
     return [json.loads(line) for line in path.read_text().splitlines()[start:]]
 
 
-@pytest.fixture
-def traced(shape: str, start: Callable[[ServerPlan], Server], log_dir: Path) -> tuple[Server, Path]:
-    """A server that writes the draft's state after every step; a threshold makes its modes random."""
-    path = log_dir / f"draft-state-{shape}"
-    path.touch()
-    env = {"PYTHONPATH": INJECTED, "SPECDEC_TEST_RANDOM_SEED": "11", "SPECDEC_TEST_DRAFT_TRACE": str(path)}
-    server = start(plan(shape, **env))
-    return server, path
-
-
-def test_draft_state_is_that_of_a_run_that_always_speculated(traced: tuple[Server, Path]) -> None:
-    server, path = traced
+def test_draft_state_is_that_of_a_run_that_always_speculated(injected: Server, draft_trace: Path) -> None:
+    server, path = injected, draft_trace
     requests = [Request(prompt(i), 80, delay_s=0.1 * i) for i in range(6)]
     states = []
     for threshold in (None, 1):
@@ -48,21 +37,18 @@ def test_draft_state_is_that_of_a_run_that_always_speculated(traced: tuple[Serve
         assert mixed_tokens[0] == tokens[0], key
 
 
-def test_accept_length_comes_back_after_an_off_spell(
-    shape: str, start: Callable[[ServerPlan], Server], log_dir: Path
-) -> None:
+def test_accept_length_comes_back_after_an_off_spell(switched: Server, step_trace: Path) -> None:
     """The same request always on, and on -> off -> on: after the spell each step accepts what it did without one."""
-    path = log_dir / f"steps-{shape}"
-    server = start(plan(shape, SPECDEC_TRACE=str(path)))
+    server, path = switched, step_trace
     request = Request(prompt(3), LENGTH)
 
-    server.set_threshold(None)
+    first = len(rows(path))
     generate(server.url, [request])
-    always = rows(path)
+    always = rows(path, first)
 
     server.flush_cache()
     generate_with_off_spell(server, request, path)
-    spell = rows(path, len(always))
+    spell = rows(path, first + len(always))
     off = [row["step"] for row in spell if row["mode"] == "plain"]
     assert len(off) > 20, "the off spell was too short to say anything"
     assert spell[0]["mode"] == spell[-1]["mode"] == "speculative"

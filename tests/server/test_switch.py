@@ -94,6 +94,7 @@ def test_a_live_threshold_does_what_the_flag_does(
         answers += tokens(generate(server.url, crossing))
         crossed = steps(between, state(server))
         seen.append((answers, alone, crossed["switches_off"], crossed["switches_on"]))
+    flagged.stop()
     assert seen[0] == seen[1]
     assert seen[0][1]["plain_steps"] == 0
     assert seen[0][2] == seen[0][3] == 1

@@ -1,14 +1,12 @@
 """Right to the token: greedy float32 tokens equal the baseline's, whatever the switch does."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from client import Request, generate, prompt, tokens
-from conftest import INJECTED, plan
 
-from specdec.server import Server, ServerPlan
+from specdec.server import Server
 
 
 def delta(before: dict[str, Any], after: dict[str, Any], key: str) -> int:
@@ -46,9 +44,7 @@ def test_always_on_and_always_off(baseline: Server, switched: Server, threshold:
 
 
 @pytest.mark.parametrize(("batch_size", "speculates"), [(2, True), (3, True), (4, False)])
-def test_at_the_threshold_and_beside_it(
-    baseline: Server, switched: Server, batch_size: int, speculates: bool
-) -> None:
+def test_at_the_threshold_and_beside_it(baseline: Server, switched: Server, batch_size: int, speculates: bool) -> None:
     """Case 5: which count decides is the decode batch, prefills not counted: up to N speculates, N+1 does not."""
     switched.set_threshold(3)
     requests = [Request(prompt(i), max_new_tokens=40 + 20 * i) for i in range(batch_size)]
@@ -162,14 +158,11 @@ def test_structured_output(baseline: Server, switched: Server, threshold: int | 
     check_tokens(baseline, switched, requests)
 
 
-def test_every_step_mixed_at_random(
-    shape: str, baseline: Server, start: Callable[[ServerPlan], Server]
-) -> None:
+def test_every_step_mixed_at_random(baseline: Server, injected: Server) -> None:
     """Each decode step's mode is drawn from a seed, under staggered arrivals, aborts and retraction."""
-    server = start(plan(shape, PYTHONPATH=INJECTED, SPECDEC_TEST_RANDOM_SEED="11"))
-    server.set_threshold(1)
+    injected.set_threshold(1)
     aborted = [Request(prompt(80 + i), 400, delay_s=0.5 * i, abort_after_s=0.6) for i in range(4)]
     requests = staggered(30, seed=5) + aborted + [Request(prompt(i, 60), 90) for i in range(14)]
-    before, after = check_tokens(baseline, server, requests)
+    before, after = check_tokens(baseline, injected, requests)
     assert min(delta(before, after, "plain_steps"), delta(before, after, "speculative_steps")) > 20
     assert delta(before, after, "switches_off") > 10

@@ -76,9 +76,9 @@ class FakeServer:
         return self._alive
 
     def stop(self) -> None:
-        if self._thread.is_alive():
+        if self._alive:  # else it has died and is ending by itself
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        self._thread.join()
         self._alive = False
 
     def health(self) -> bool:

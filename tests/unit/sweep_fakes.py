@@ -55,9 +55,7 @@ def measured(prompts: Sequence[Any], concurrency: int, tokens_each: int, **chang
     return Measured(**columns | changes)
 
 
-def fake_servers(
-    monkeypatch: pytest.MonkeyPatch, run_cell: Callable[..., Measured] | None = None
-) -> StartedServers:
+def fake_servers(monkeypatch: pytest.MonkeyPatch, run_cell: Callable[..., Measured] | None = None) -> StartedServers:
     """Sweeps start fakes and measure nothing; `run_cell` replaces the measurement of a cell."""
 
     def at_once(server: Any, prompts: Any, concurrency: int, output_tokens: int, *_: Any) -> Measured:

@@ -18,9 +18,7 @@ from specdec.compare import Comparison, as_json, as_markdown, as_text, compare_r
 CROSSING = crossing_at(6)
 
 
-def _cell(
-    a: pd.DataFrame, b: pd.DataFrame, metric: str, arm: str = "static", concurrency: int = 1
-) -> Comparison:
+def _cell(a: pd.DataFrame, b: pd.DataFrame, metric: str, arm: str = "static", concurrency: int = 1) -> Comparison:
     report = compare_runs(a, b)
     (found,) = [
         c

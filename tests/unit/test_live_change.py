@@ -28,9 +28,7 @@ def test_other_requests_pass_untouched(asked: dict[str, Any]) -> None:
     assert flatten(asked) == asked
 
 
-@pytest.mark.parametrize(
-    "change", [8, None, [], {}, "8", {"threshold": "8"}, {"threshold": True}, {"threshold": 2.5}]
-)
+@pytest.mark.parametrize("change", [8, None, [], {}, "8", {"threshold": "8"}, {"threshold": True}, {"threshold": 2.5}])
 def test_what_cannot_be_a_number_is_refused_in_one_line(change: Any) -> None:
     with pytest.raises(ValueError, match=r"^specdec: [^\n]+$"):
         flatten({"specdec": json.loads(json.dumps(change))})

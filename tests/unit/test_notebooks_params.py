@@ -53,9 +53,7 @@ def _release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.parameters.required_sglang", lambda: "0.5.12")
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [("", None), (8, [8]), ("1,8, 32", [1, 8, 32]), ([1, 2], [1, 2])]
-)
+@pytest.mark.parametrize(("given", "expected"), [("", None), (8, [8]), ("1,8, 32", [1, 8, 32]), ([1, 2], [1, 2])])
 def test_integers_as_papermill_and_people_give_them(given: object, expected: object) -> None:
     assert integers("thresholds", given) == expected  # type: ignore[arg-type]
 
@@ -188,9 +186,7 @@ def _notebook(path: Path, *tagged: str) -> Path:
         (["a: int | None = 1"], "with a type of str, int, float, bool"),
     ],
 )
-def test_a_notebook_without_typed_parameters_is_refused(
-    tagged: list[str], words: str, tmp_path: Path
-) -> None:
+def test_a_notebook_without_typed_parameters_is_refused(tagged: list[str], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r".+") as error:
         parameter_types(_notebook(tmp_path / "bad.ipynb", *tagged))
     assert words in str(error.value)
@@ -206,9 +202,7 @@ def test_run_all_refuses_what_no_notebook_declares_before_it_runs_one(
         run_all(tmp_path, {"repeats": "1"})
 
 
-def test_run_suite_hands_each_notebook_its_parameters(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_run_suite_hands_each_notebook_its_parameters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs: dict[str, dict[str, object]] = {}
 
     def run_notebook(path: Path, out: Path, parameters: dict[str, object], say: object) -> Path:
@@ -244,9 +238,7 @@ def test_another_plan_in_the_folder_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 def test_outputs_are_named_by_notebook_and_parameters() -> None:
     given = {"profile": "cpu-tiny", "concurrency": "1,4", "repeats": 1, "out": "/tmp/x"}
-    assert output_name(NOTEBOOK, given) == (
-        "02_threshold_sweep__profile=cpu-tiny__concurrency=1,4__repeats=1.ipynb"
-    )
+    assert output_name(NOTEBOOK, given) == ("02_threshold_sweep__profile=cpu-tiny__concurrency=1,4__repeats=1.ipynb")
     assert "/" not in output_name(NOTEBOOK, {"profile": "/a path/x.toml"})
 
 

@@ -37,9 +37,7 @@ class Tree:
         return len(self.parents) + 1
 
 
-def drafted(
-    seed: int, batch_size: int, topk: int, steps: int, nodes: int
-) -> tuple[Tensor, Tensor, list[Tree]]:
+def drafted(seed: int, batch_size: int, topk: int, steps: int, nodes: int) -> tuple[Tensor, Tensor, list[Tree]]:
     """parent_list, selected_index and the trees of a draft, made as SGLang's draft loop makes them.
 
     Step 0 yields topk slots below the root; every later step continues the topk best slots of the step before
@@ -55,9 +53,7 @@ def drafted(
         for _ in range(1, steps):
             first = len(scores)
             for slot in continued:
-                scores += [
-                    scores[slot] * p for p in (torch.rand(topk, generator=random) * 0.98 + 0.01).tolist()
-                ]
+                scores += [scores[slot] * p for p in (torch.rand(topk, generator=random) * 0.98 + 0.01).tolist()]
                 parent_of += [slot] * topk
             continued = sorted(range(first, len(scores)), key=lambda s: -scores[s])[:topk]
             parent_list += continued
@@ -95,9 +91,7 @@ def build(
         *(torch.full((bs, nodes), -7) for _ in range(3)),
     )
     outputs = (built.mask, built.positions, built.index, built.child, built.sibling)
-    kernels_0_5_23.build_tree_kernel_efficient_cpu(
-        parent_list, selected, seq_lens, *outputs, topk, steps, nodes, mode
-    )
+    kernels_0_5_23.build_tree_kernel_efficient_cpu(parent_list, selected, seq_lens, *outputs, topk, steps, nodes, mode)
     return built
 
 
@@ -121,9 +115,7 @@ def test_tree_layout(seed: int, shape: tuple[int, int, int], prefixes: list[int]
             found = [int(built.child[b, node])]
             while found[-1] != -1:
                 found.append(int(built.sibling[b, found[-1]]))
-            assert found[:-1] == tree.children(node), (
-                "first child and siblings lead through all children in order"
-            )
+            assert found[:-1] == tree.children(node), "first child and siblings lead through all children in order"
 
 
 def test_a_child_without_its_parent_is_out_of_reach() -> None:
@@ -158,9 +150,7 @@ def best_path(tree: Tree, tokens: list[int], wanted: list[int], depth: int) -> l
 
 @settings(deadline=None, max_examples=60)
 @given(SEEDS, SHAPES, st.integers(1, 3))
-def test_greedy_verification_finds_the_longest_right_path(
-    seed: int, shape: tuple[int, int, int], bs: int
-) -> None:
+def test_greedy_verification_finds_the_longest_right_path(seed: int, shape: tuple[int, int, int], bs: int) -> None:
     topk, steps, n = shape
     _, _, trees = drafted(seed, bs, topk, steps, n)
     random = torch.Generator().manual_seed(seed)
@@ -192,9 +182,7 @@ def test_greedy_verification_finds_the_longest_right_path(
         assert predicts[b * n + torch.tensor(path)].tolist() == target[b][path].tolist()
 
 
-def sampled_sequences(
-    tree: Tree, tokens: list[int], probs: Tensor, depth: int, draws: int, seed: int
-) -> Tensor:
+def sampled_sequences(tree: Tree, tokens: list[int], probs: Tensor, depth: int, draws: int, seed: int) -> Tensor:
     """The first two committed tokens of each draw, -1 where only one was committed. probs [n, V]."""
     n, vocabulary = probs.shape
     random = torch.Generator().manual_seed(seed)
@@ -218,11 +206,7 @@ def sampled_sequences(
     )
     assert ((accept_index >= 0).sum(1) == counts + 1).all()
     first = predicts[accept_index[:, 0].long()]
-    second = (
-        torch.where(counts > 0, predicts[accept_index[:, 1].clamp(min=0).long()], -1)
-        if depth
-        else counts * 0 - 1
-    )
+    second = torch.where(counts > 0, predicts[accept_index[:, 1].clamp(min=0).long()], -1) if depth else counts * 0 - 1
     return torch.stack([first, second], dim=1)
 
 
@@ -247,9 +231,7 @@ def test_sampled_tokens_follow_the_target(name: str) -> None:
     """The first token follows the target at the root, a second one the target at the first's node."""
     tree, tokens, depth = SAMPLED[name]
     draws, vocabulary = 20_000, 6
-    probs = torch.softmax(
-        torch.randn(len(tree), vocabulary, generator=torch.Generator().manual_seed(3)) * 1.2, -1
-    )
+    probs = torch.softmax(torch.randn(len(tree), vocabulary, generator=torch.Generator().manual_seed(3)) * 1.2, -1)
     probs[:, 3] = 0  # as top-k and top-p leave it: a token out of question, though it may be drafted
     probs /= probs.sum(-1, keepdim=True)
     committed = sampled_sequences(tree, tokens, probs, depth, draws, seed=17)
@@ -278,9 +260,7 @@ def test_renormalisation(seed: int, top_ks: list[int], top_p: float) -> None:
     kept = operators.top_k_renorm_prob(probs, torch.tensor(top_ks))
     for row, k, original in zip(kept, top_ks, probs, strict=True):
         best = sorted(original.tolist(), reverse=True)[:k]
-        assert sorted(row[row > 0].tolist(), reverse=True) == pytest.approx(
-            [p / sum(best) for p in best], rel=1e-4
-        )
+        assert sorted(row[row > 0].tolist(), reverse=True) == pytest.approx([p / sum(best) for p in best], rel=1e-4)
     kept = operators.top_p_renorm_prob(probs, torch.full((len(top_ks),), top_p))
     for row, original in zip(kept, probs, strict=True):
         ordered = sorted(original.tolist(), reverse=True)
@@ -304,9 +284,7 @@ def test_slots_are_written_and_read_by_position(seed: int, ranges: list[tuple[in
     table, rows = slot_table(seed, len(ranges), 32)
     start = torch.tensor([first for first, _ in ranges])
     end = torch.tensor([first + count for first, count in ranges])
-    expected = [
-        int(table[row, p]) for row, (f, c) in zip(rows.tolist(), ranges, strict=True) for p in range(f, f + c)
-    ]
+    expected = [int(table[row, p]) for row, (f, c) in zip(rows.tolist(), ranges, strict=True) for p in range(f, f + c)]
     read = torch.full((len(expected) + 3,), -1)
     kernels_0_5_23.assign_extend_cache_locs_cpu(rows, table, start, end, read, 32)
     assert read.tolist() == [*expected, -1, -1, -1]
@@ -381,9 +359,7 @@ def test_attention_over_the_paged_pool(seed: int, requests: list[tuple[int, int]
     out = torch.empty_like(q)
     rest = (scale, 0.0, False, 0, None, None)
     if kind == "decode":
-        loc = torch.tensor(
-            [int(table[r, n - 1]) for r, n in zip(rows.tolist(), seq_lens.tolist(), strict=True)]
-        )
+        loc = torch.tensor([int(table[r, n - 1]) for r, n in zip(rows.tolist(), seq_lens.tolist(), strict=True)])
         k, v = (torch.randn(total, kv_heads, dim, generator=random) for _ in range(2))
         torch.ops.sgl_kernel.decode_attention_cpu(
             q, k_buffer, v_buffer, 1.0, 1.0, out, k, v, loc, q.new_empty(0), table, rows, seq_lens, *rest
@@ -395,9 +371,7 @@ def test_attention_over_the_paged_pool(seed: int, requests: list[tuple[int, int]
         starts = counts.cumsum(0) - counts
         mask = nodes.flatten() if kind == "tree" else None
         pool = (1.0, 1.0, table, rows, seq_lens, counts, starts, int(counts.max()))
-        torch.ops.sgl_kernel.extend_attention_cpu(
-            q, None, None, out, k_buffer, v_buffer, *pool, *rest, mask, True
-        )
+        torch.ops.sgl_kernel.extend_attention_cpu(q, None, None, out, k_buffer, v_buffer, *pool, *rest, mask, True)
     at = 0
     for b, (row, (prefix, count)) in enumerate(zip(rows.tolist(), requests, strict=True)):
         for i in range(count):

@@ -155,9 +155,7 @@ def test_every_block_holds_every_arm_once_in_order(
     workers: list[str], concurrencies: list[int], thresholds: list[int], seed: int, side_by_side: bool
 ) -> None:
     profile = load_profile("cpu-tiny").model_copy(update={"side_by_side": side_by_side})
-    plan = make_plan(
-        profile, workers=workers, concurrencies=concurrencies, thresholds=thresholds, repeats=3, seed=seed
-    )
+    plan = make_plan(profile, workers=workers, concurrencies=concurrencies, thresholds=thresholds, repeats=3, seed=seed)
     arms = set(plan.arms())
     for repeat in range(3):
         cells = plan.cells(repeat)

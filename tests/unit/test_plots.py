@@ -172,8 +172,7 @@ def test_arms_differ_in_colour_marker_and_line() -> None:
 
 def test_an_arm_looks_the_same_in_every_figure(results: pd.DataFrame) -> None:
     looks = {
-        line.get_label(): (line.get_color(), line.get_marker())
-        for line in plots.throughput(results).axes[0].lines
+        line.get_label(): (line.get_color(), line.get_marker()) for line in plots.throughput(results).axes[0].lines
     }
     for draw in (plots.envelope_distance_figure, plots.latency_throughput, plots.accept_length):
         for line in draw(results).axes[0].lines:

@@ -64,9 +64,7 @@ def test_path_instead_of_name(tmp_path: Path) -> None:
         ("[grid]", "[grid", "line"),
     ],
 )
-def test_bad_profile_is_one_line_that_names_the_field(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
+def test_bad_profile_is_one_line_that_names_the_field(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         load_profile(changed(tmp_path, old, new))
     assert "\n" not in str(refused.value)

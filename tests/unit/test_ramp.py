@@ -64,9 +64,7 @@ def test_in_flight_never_exceeds_a_lower_phase_once_it_has_drained() -> None:
 
 def test_a_phase_of_a_duration_ends_and_a_pause_is_possible() -> None:
     with FakeServer(slowly(0.001)) as server:
-        result = ramp(
-            server, [Phase(2, duration_s=0.3), Phase(0, duration_s=0.1), Phase(1, requests=1)], PROMPTS, 4
-        )
+        result = ramp(server, [Phase(2, duration_s=0.3), Phase(0, duration_s=0.1), Phase(1, requests=1)], PROMPTS, 4)
     assert set(result.requests["phase"]) == {0, 2}
 
 
@@ -127,6 +125,4 @@ def test_an_aborted_request_is_an_error() -> None:
         loop = _ClosedLoop(server, PROMPTS, 5, 10.0)  # type: ignore[arg-type]
         meta = {"completion_tokens": 2, "finish_reason": {"type": "abort", "message": "no memory"}}
         with pytest.raises(ConnectionError, match="aborted: no memory"):
-            loop._take_chunk(
-                f"data: {json.dumps({'text': 'x', 'meta_info': meta})}".encode(), {"output_tokens": 0}
-            )
+            loop._take_chunk(f"data: {json.dumps({'text': 'x', 'meta_info': meta})}".encode(), {"output_tokens": 0})

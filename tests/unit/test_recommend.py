@@ -114,9 +114,7 @@ def test_one_repeat_is_not_enough_data() -> None:
 def test_a_server_that_admitted_fewer_requests_gives_thresholds_in_batches_it_ran() -> None:
     results = table(crossing_at(6), noise=0.01)
     results["achieved_batch_peak"] = results["achieved_batch_peak"].clip(upper=12)
-    answer = recommend_threshold(
-        table(lambda _: 1.3).assign(achieved_batch_peak=results["achieved_batch_peak"]), "v1"
-    )
+    answer = recommend_threshold(table(lambda _: 1.3).assign(achieved_batch_peak=results["achieved_batch_peak"]), "v1")
     assert answer.low == 12
 
 

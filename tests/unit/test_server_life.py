@@ -187,9 +187,7 @@ def test_killed_supervisor_takes_the_server_along(tmp_path: Path) -> None:
 def test_start_from_a_thread_that_ends(tmp_path: Path) -> None:
     """PR_SET_PDEATHSIG goes by the forking thread; a server must not die with the thread that started it."""
     started: list[Server] = []
-    thread = threading.Thread(
-        target=lambda: started.append(Server.start(fake_plan(), tmp_path, timeout_s=20))
-    )
+    thread = threading.Thread(target=lambda: started.append(Server.start(fake_plan(), tmp_path, timeout_s=20)))
     thread.start()
     thread.join()
     time.sleep(0.5)

@@ -19,10 +19,7 @@ class Worker:
 def test_without_a_trace_the_worker_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TRACE_VARIABLE, raising=False)
     worker = Worker()
-    assert (
-        time_stages(draft=(worker, "draft"), verify=(worker, "verify"), draft_extend=(worker, "extend"))
-        is None
-    )
+    assert time_stages(draft=(worker, "draft"), verify=(worker, "verify"), draft_extend=(worker, "extend")) is None
     assert vars(worker) == {}
 
 

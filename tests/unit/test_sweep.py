@@ -102,9 +102,7 @@ def test_lost_and_torn_cells_are_measured_anew(monkeypatch: pytest.MonkeyPatch, 
     assert not list(cells.glob(".*.tmp"))
 
 
-def test_failed_cell_is_a_row_and_the_next_gets_a_fresh_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failed_cell_is_a_row_and_the_next_gets_a_fresh_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first_v1: list[FakeServer] = []
 
     def fails(server: FakeServer, _: int) -> Exception | None:
@@ -140,9 +138,7 @@ def test_server_death_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert errors[0].startswith("the server ended: server")
 
 
-def test_a_wrong_count_is_a_row_with_numbers_and_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_wrong_count_is_a_row_with_numbers_and_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run_cell(server: FakeServer, prompts: Any, concurrency: int, output_tokens: int, *_: Any) -> Measured:
         changes = {"output_tokens": 3, "error": "output tokens: asked 4"} if server.plan.name == "v2" else {}
         return measured(prompts, concurrency, output_tokens, **changes)
@@ -228,9 +224,7 @@ def test_full_disk_stops_the_run_and_keeps_rows(monkeypatch: pytest.MonkeyPatch,
     assert len(run_sweep(PLAN, tmp_path)) == len(ALL)
 
 
-def test_servers_follow_each_other_where_one_fills_the_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_servers_follow_each_other_where_one_fills_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     most_up: list[int] = []
 
     def watch(*_: Any) -> None:

@@ -32,9 +32,7 @@ def test_arms_stand_in_order_with_their_intervals(results: pd.DataFrame) -> None
         *("v1 static EAGLE-3", "v1 dynamic, threshold 4", "v1 dynamic, threshold 16"),
         *("v2 static EAGLE-3", "v2 dynamic, threshold 4", "v2 dynamic, threshold 16"),
     ]
-    first = (
-        cell_statistics(results).set_index(["worker", "arm_name", "concurrency"]).loc[("none", "baseline", 1)]
-    )
+    first = cell_statistics(results).set_index(["worker", "arm_name", "concurrency"]).loc[("none", "baseline", 1)]
     assert shown.loc["baseline", 1] == f"{first['estimate']:.1f} ± {first['high'] - first['estimate']:.1f}"
 
 

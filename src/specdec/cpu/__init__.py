@@ -3,13 +3,14 @@
 Loaded through SGLang's plugin entry point, and only when the server is started with ``--device cpu``.
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 
 
 def wants_cpu(argv: Sequence[str]) -> bool:
     """True when the command line asks for ``--device cpu``; SGLang's child processes inherit the command line."""
-    return "--device=cpu" in argv or ("--device", "cpu") in set(zip(argv, argv[1:], strict=False))
+    return "--device=cpu" in argv or ("--device", "cpu") in set(itertools.pairwise(argv))
 
 
 def register() -> None:

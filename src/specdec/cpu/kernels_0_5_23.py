@@ -57,18 +57,14 @@ def assign_draft_cache_locs_contiguous_cpu(
     operators.assign_draft_cache_locs(req, req_to_token, seq_lens, out_cache_loc, topk * steps)
 
 
-def fill_accept_out_cache_loc_cpu(
-    accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
-) -> None:
+def fill_accept_out_cache_loc_cpu(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
     """The slots of the accepted nodes, request after request, without gaps (accept_index is -1 beyond)."""
     accepted = accept_index.flatten().long()
     slots = out_cache_loc[accepted[accepted >= 0]]
     accept_out_cache_loc[: slots.numel()] = slots
 
 
-def copy_all_layer_kv_cache_cpu(
-    buffers: Tensor, row_bytes: Tensor, to_slots: Tensor, from_slots: Tensor
-) -> None:
+def copy_all_layer_kv_cache_cpu(buffers: Tensor, row_bytes: Tensor, to_slots: Tensor, from_slots: Tensor) -> None:
     """Copy rows inside every layer's K and V buffer; each is given by its address and the bytes of a row."""
     if to_slots.numel() == 0:
         return
@@ -186,9 +182,7 @@ def _reject(
 ) -> None:
     other = logit_cap or is_cross_attn or sliding_window > 0 or encoder_lens is not None or sinks is not None
     if other or k_scale != 1 or v_scale != 1:
-        raise NotImplementedError(
-            "specdec's CPU attention knows full self-attention without scales, caps and sinks"
-        )
+        raise NotImplementedError("specdec's CPU attention knows full self-attention without scales, caps and sinks")
 
 
 def _attend(

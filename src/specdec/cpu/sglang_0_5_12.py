@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from torch import Tensor
 
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from specdec.cpu import operators
 
 logger = logging.getLogger(__name__)
@@ -105,18 +105,14 @@ class TorchTreeAttention(AttentionBackend):  # type: ignore[misc]
             return self._uniform(forward_batch, kv_lens, queries[0])
         table = forward_batch.req_to_token_pool.req_to_token
         requests, start = [], 0
-        for row, kv_len, count in zip(
-            forward_batch.req_pool_indices.tolist(), kv_lens.tolist(), queries, strict=True
-        ):
+        for row, kv_len, count in zip(forward_batch.req_pool_indices.tolist(), kv_lens.tolist(), queries, strict=True):
             last_seen = torch.arange(kv_len - count, kv_len)
             visible = torch.arange(kv_len) <= last_seen[:, None]
             requests.append((slice(start, start + count), table[row, :kv_len].long(), visible))
             start += count
         return RaggedMetadata(requests)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool
-    ) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool) -> Tensor:
         pool = forward_batch.token_to_kv_pool
         if save_kv_cache:
             pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
@@ -194,15 +190,11 @@ class Launcher:
 
 
 # Signatures of the Triton kernels in speculative/spec_utils.py and eagle_info_v2.py; trailing sizes are theirs.
-def _assign_req_to_token_pool(
-    req: Tensor, table: Tensor, start: Tensor, end: Tensor, out: Tensor, *sizes: int
-) -> None:
+def _assign_req_to_token_pool(req: Tensor, table: Tensor, start: Tensor, end: Tensor, out: Tensor, *sizes: int) -> None:
     operators.assign_req_to_token_pool(req, table, start, end, out)
 
 
-def _assign_extend_cache_locs(
-    req: Tensor, table: Tensor, start: Tensor, end: Tensor, out: Tensor, *sizes: int
-) -> None:
+def _assign_extend_cache_locs(req: Tensor, table: Tensor, start: Tensor, end: Tensor, out: Tensor, *sizes: int) -> None:
     operators.assign_extend_cache_locs(req, table, start, end, out)
 
 

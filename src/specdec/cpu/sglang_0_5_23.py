@@ -24,7 +24,5 @@ def _verify_uses_greedy(
 ) -> bool:
     """Takes the place of SGLang's function of that name, for which being a CPU is reason enough."""
     if use_rejection_sampling:
-        raise NotImplementedError(
-            "--speculative-use-rejection-sampling has no CPU stand-in in specdec; drop it"
-        )
+        raise NotImplementedError("--speculative-use-rejection-sampling has no CPU stand-in in specdec; drop it")
     return is_all_greedy

@@ -159,7 +159,8 @@ class Metrics:
 
     def observe(self, step: Step, report: Report) -> None:
         """Bring the metrics up to what the report has counted."""
-        assert step.mode is not None and report.switch is not None
+        assert step.mode is not None
+        assert report.switch is not None
         self.steps[step.mode].inc()
         switch = report.switch
         now = (

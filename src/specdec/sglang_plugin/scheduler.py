@@ -33,6 +33,7 @@ def install(process_decode_target: str) -> None:
 def _after_init_model_worker(result: None, scheduler: Any) -> None:
     """All workers are built: attach the report, and say once what runs."""
     from sglang.srt.distributed.parallel_state import get_tensor_model_parallel_rank
+
     from specdec.worker_path.path import rules_for
 
     switch: Switch | None = getattr(scheduler.draft_worker, "switch", None)

@@ -76,6 +76,4 @@ def describe(settings: SwitchSettings) -> str:
     """The settings as the log shows them."""
     if settings.threshold is None:
         return "no threshold (always speculates)"
-    return (
-        f"threshold {settings.threshold}, resume threshold {settings.resume_at}, dwell {settings.dwell_steps} steps"
-    )
+    return f"threshold {settings.threshold}, resume threshold {settings.resume_at}, dwell {settings.dwell_steps} steps"

@@ -33,7 +33,7 @@ def _random_policy(seed):
 def _trace_draft_state(path):
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    trace = open(path, "a", buffering=1)
+    trace = open(path, "a", buffering=1)  # noqa: SIM115 - open as long as the server runs
 
     def write(reqs, seq_lens, draft_input):
         tokens, probabilities = draft_input.topk_index.tolist(), draft_input.topk_p.tolist()

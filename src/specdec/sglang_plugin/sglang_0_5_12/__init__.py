@@ -47,6 +47,7 @@ def _create_worker(original: Any, algorithm: Any, server_args: Any) -> Any:
         require(target, *parameters)
     from sglang.srt.speculative.eagle_worker import EAGLEWorker
     from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
     from specdec.sglang_plugin.sglang_0_5_12.eagle_worker import SwitchedEAGLEWorker
     from specdec.sglang_plugin.sglang_0_5_12.eagle_worker_v2 import SwitchedEAGLEWorkerV2
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_worker import EAGLEWorker
+
 from specdec.policy import Mode
 from specdec.sglang_plugin.sglang_0_5_12.plain_step import (
     build_plain_state,

@@ -47,9 +47,7 @@ class SwitchedEAGLEWorkerV2(EAGLEWorkerV2):  # type: ignore[misc]
             self.plain_state = self.build_adaptive_runtime_state(PLAIN_STEPS, PLAIN_DRAFT_TOKENS)
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        is_decode = not (
-            batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle()
-        )
+        is_decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle())
         if not is_decode or self.switch.decide(len(batch.seq_lens)) is Mode.SPECULATIVE:
             return super().forward_batch_generation(batch, *args, **kwargs)
         with self._swapped(self.plain_state):

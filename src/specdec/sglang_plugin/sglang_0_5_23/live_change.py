@@ -43,9 +43,7 @@ def flatten(asked: Mapping[str, Any]) -> dict[str, Any]:
         return flat
     change = asked["specdec"]
     if not isinstance(change, Mapping) or not change:
-        raise ValueError(
-            f"specdec: expected an object with threshold, resume_threshold or dwell_steps, not {change!r}"
-        )
+        raise ValueError(f"specdec: expected an object with threshold, resume_threshold or dwell_steps, not {change!r}")
     for name, value in change.items():
         if isinstance(value, bool) or not isinstance(value, int | None):
             raise ValueError(f"specdec: {name} must be an integer or null, not {value!r}")
