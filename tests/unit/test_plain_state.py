@@ -30,10 +30,8 @@ class FakeBackend:
 class FakeGraphRunner:
     """Stands in for CudaGraphRunner, which captures on a GPU."""
 
-    def __init__(
-        self, runner: Any, *, attn_backend: Any, speculative_num_steps: int, speculative_num_draft_tokens: int
-    ):
-        self.captured = (attn_backend, speculative_num_steps, speculative_num_draft_tokens)
+    def __init__(self, runner: Any, **captured: Any) -> None:
+        self.captured = captured
 
 
 def fake_worker(disable_cuda_graph: bool) -> Any:
