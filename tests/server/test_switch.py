@@ -43,6 +43,7 @@ def test_who_runs_is_said_at_start_and_in_the_state(shape: str, switched: Server
     assert len(lines) == 1, "one line, from rank 0"
     for said in (now["worker_class"], now["worker_file"], RELEASE, "overlap " + ("on" if now["overlap"] else "off")):
         assert said in lines[0]
+    assert "at most 32 running requests" in lines[0], "case 8: speculation caps them in silence"
 
 
 def test_a_plugin_without_the_flag_is_inactive(baseline: Server) -> None:

@@ -48,13 +48,14 @@ def _after_init_model_worker(result: None, scheduler: Any) -> None:
             if settings.enable_metrics:
                 report.metrics = Metrics({"model_name": settings.served_model_name, "tp_rank": str(tp_rank)})
             logger.info(
-                "specdec: switch active: %s; SGLang %s, worker %s (%s), overlap %s: %s",
+                "specdec: switch active: %s; SGLang %s, worker %s (%s), overlap %s: %s; at most %d running requests",
                 describe(switch.settings),
                 facts.sglang_version,
                 facts.worker_class,
                 facts.worker_file,
                 "on" if facts.overlap else "off",
                 facts.overlap_reason,
+                scheduler.max_running_requests,  # 48 with speculation unless --max-running-requests is given
             )
     scheduler.specdec = report
 
