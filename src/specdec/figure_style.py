@@ -67,6 +67,10 @@ RC: dict[Any, Any] = {
 }
 
 
+# A 95 % interval from two values spans 13 standard errors: it is true, says nothing and hides the rest of a figure.
+LEAST_REPEATS = 3
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where a figure's numbers come from, for its foot."""
@@ -82,9 +86,9 @@ class Provenance:
         """That of a run's table. Several machines or releases are all named."""
         counts = measured(results, "output_tok_s").groupby(CELL).size()
         low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-        repeats = f"n = {low} repeats" if low == high else f"n = {low} to {high} repeats"
+        repeats = f"n = {low} to {high} repeats" if low != high else f"n = {low} repeat{'s' if low > 1 else ''}"
         return cls(
-            repeats="n = 1 repeat, so no interval" if high == 1 else repeats,
+            repeats=f"{repeats}, so no interval" if high < LEAST_REPEATS else repeats,
             model=_all(results["model"]),
             profile=_all(results["profile"]),
             release=_all(results["sglang"]),
@@ -167,7 +171,8 @@ def draw_arms(ax: Axes, statistics: pd.DataFrame) -> None:
             transform=place,
         )
         low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
-        known = ~np.isnan(low)
+        known = ~np.isnan(low) & (rows["n"].to_numpy(dtype=float) >= LEAST_REPEATS)
+        low, high = np.where(known, low, np.nan), np.where(known, high, np.nan)
         if known.any():
             bars = np.array([middle - low, high - middle])[:, known]
             ax.errorbar(

@@ -1,6 +1,6 @@
 """The figures of a run: each takes a table and returns a matplotlib Figure that can stand alone on a slide.
 
-Bars are 95 % intervals over the repeats; without repeats there are none.
+Bars are 95 % intervals over the repeats; with fewer than three repeats there are none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from specdec.figure_style import (
     BLACK,
     BLUE,
     GREY,
+    LEAST_REPEATS,
     ORANGE,
     RC,
     VERMILLION,
@@ -278,17 +279,17 @@ def _draw_map(
     ax: Axes, statistics: pd.DataFrame, names: Sequence[str], concurrencies: Sequence[int], norm: CenteredNorm
 ) -> None:
     keys = zip(statistics["arm_name"], statistics["concurrency"].astype(int), strict=True)
-    cells = dict(zip(keys, statistics[["estimate", "low", "high"]].to_numpy(dtype=float), strict=True))
+    cells = dict(zip(keys, statistics[["estimate", "low", "high", "n"]].to_numpy(dtype=float), strict=True))
     ratios = np.full((len(names), len(concurrencies)), np.nan)
     for y, name in enumerate(names):
         for x, concurrency in enumerate(concurrencies):
             if (name, concurrency) not in cells:
                 ax.text(x, y, "not\nmeasured", ha="center", va="center", fontsize=8, color=GREY)
                 continue
-            ratio, low, high = cells[name, concurrency]
+            ratio, low, high, repeats = cells[name, concurrency]
             ratios[y, x] = np.log2(ratio)
             colour = "white" if abs(ratios[y, x]) > 0.6 * float(norm.halfrange or 1.0) else "black"
-            known = not np.isnan(low)
+            known = repeats >= LEAST_REPEATS
             place: dict[str, Any] = {"ha": "center", "va": "center", "textcoords": "offset points"}
             place |= {"xy": (x, y), "color": colour}
             ax.annotate(f"{ratio:.2f}", xytext=(0, 5 * known), fontweight="bold", **place)
