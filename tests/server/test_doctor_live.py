@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import SHAPES, WORKER
+from shapes import SHAPES, WORKER
 
 from specdec.server import Server
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from client import ROOT, Request, prompt
-from conftest import SHAPES, plan
 from safetensors.torch import save_file
+from shapes import SHAPES, plan
 from test_tokens import check_tokens, delta
 
 from specdec.server import Server, ServerPlan

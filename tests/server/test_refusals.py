@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from client import ROOT
-from conftest import PROFILE, RELEASE
+from shapes import PROFILE, RELEASE
 
 THRESHOLD = "--speculative-disable-batch-threshold"
 TARGET = str(ROOT / "env/tiny_pair/target")

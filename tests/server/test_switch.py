@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 from client import Request, generate, prompt, tokens
-from conftest import RELEASE, SHAPES, WORKER, plan
 from scipy.stats import chisquare
+from shapes import RELEASE, SHAPES, WORKER, plan
 
 from specdec.server import Server, ServerPlan
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from client import Request, prompt
-from conftest import RELEASE, SHAPES, plan
+from shapes import RELEASE, SHAPES, plan
 from test_tokens import check_tokens, delta
 
 from specdec.server import Server, ServerPlan
