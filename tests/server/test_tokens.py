@@ -29,7 +29,7 @@ def staggered(count: int, seed: int, **fields: Any) -> list[Request]:
     """Requests of different lengths that come one after the other, so that the batch grows and shrinks."""
     draw = random.Random(seed)
     return [
-        Request(prompt(i, draw.randrange(4, 60)), draw.randrange(4, 70), delay_s=i * draw.uniform(0.0, 0.12), **fields)
+        Request(prompt(i, draw.randrange(4, 60)), draw.randrange(4, 70), delay_s=i * draw.uniform(0.0, 0.06), **fields)
         for i in range(count)
     ]
 
@@ -69,9 +69,10 @@ def test_load_crosses_the_threshold_many_times(baseline: Server, switched: Serve
 
 
 def test_requests_join_finish_and_abort(baseline: Server, switched: Server) -> None:
-    switched.set_threshold(4, resume_threshold=2)
-    aborted = [Request(prompt(50 + i), 400, delay_s=0.4 * i, abort_after_s=0.5 + 0.1 * i) for i in range(8)]
-    before, after = check_tokens(baseline, switched, staggered(20, seed=3) + aborted)
+    switched.set_threshold(3, resume_threshold=1)
+    aborted = [Request(prompt(50 + i), 400, delay_s=0.2 * i, abort_after_s=0.5 + 0.1 * i) for i in range(8)]
+    before, _ = check_tokens(baseline, switched, staggered(20, seed=3) + aborted)
+    _, after = check_tokens(baseline, switched, [Request(prompt(41), 16)])
     assert delta(before, after, "switches_off") >= 1
     assert delta(before, after, "switches_on") >= 1
 

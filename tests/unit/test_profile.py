@@ -31,9 +31,9 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_both_profiles_load() -> None:
-    assert known_profiles() == ["cpu-tiny", "glm5-nvfp4-8gpu"]
-    assert [load_profile(name).gpus for name in known_profiles()] == [0, 8]
+def test_the_profiles_load() -> None:
+    assert known_profiles() == ["cpu-tiny", "glm5-nvfp4-8gpu", "gpu-tiny"]
+    assert [load_profile(name).gpus for name in known_profiles()] == [0, 8, 1]
 
 
 def test_models_and_prompts_of_cpu_tiny_are_in_the_repository() -> None:
