@@ -72,6 +72,7 @@ def test_requests_join_finish_and_abort(baseline: Server, switched: Server) -> N
     switched.set_threshold(3, resume_threshold=1)
     aborted = [Request(prompt(50 + i), 400, delay_s=0.2 * i, abort_after_s=0.5 + 0.1 * i) for i in range(8)]
     before, _ = check_tokens(baseline, switched, staggered(20, seed=3) + aborted)
+    switched.flush_cache()  # waits until the server is idle: SGLang looks for closed connections every few seconds
     _, after = check_tokens(baseline, switched, [Request(prompt(41), 16)])
     assert delta(before, after, "switches_off") >= 1
     assert delta(before, after, "switches_on") >= 1
