@@ -2,7 +2,8 @@
 
 SPECDEC_TEST_RANDOM_SEED   while a threshold is set, every decode step's mode is drawn at random from this seed (the
                            same draws on every rank); without a threshold the server speculates as always
-SPECDEC_TEST_DRAFT_TRACE   file: the draft's state after every decode step, JSON lines of
+SPECDEC_TEST_DRAFT_TRACE   file: the draft's state after every decode step, and again as the next speculative step
+                           takes it up (stale drafts would differ there), JSON lines of
                            [first 8 prompt ids, tokens so far, draft's top tokens, their probabilities, norm of hidden]
 """
 
@@ -57,9 +58,14 @@ def _trace_draft_state(path):
         write(reqs, draft_input.new_seq_lens.tolist(), draft_input)
         return out
 
+    def taken_up(worker, batch, *args, **kwargs):
+        write(list(batch.reqs), batch.seq_lens.tolist(), batch.spec_info)
+
     package = "sglang.srt.speculative."
     if version("sglang") == "0.5.12":
         target = package + "eagle_worker.EAGLEWorker.forward_draft_extend_after_decode"
         HookRegistry.register(target, v1, HookType.AROUND)
+        HookRegistry.register(package + "eagle_worker.EAGLEWorker.draft", taken_up, HookType.BEFORE)
+    HookRegistry.register(package + "eagle_worker_v2.EagleDraftWorker.draft", taken_up, HookType.BEFORE)
     target = package + "eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode"
     HookRegistry.register(target, v2, HookType.AROUND)
