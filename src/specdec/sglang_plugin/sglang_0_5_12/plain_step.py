@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,8 @@ from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.utils import get_available_gpu_memory, log_info_on_rank0
 from torch import Tensor
+
+from specdec.sglang_plugin.swap import swapped_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -117,29 +118,26 @@ def _new_attn_backend(runner: Any) -> Any:
         runner.init_new_workspace = before
 
 
-@contextmanager
-def swapped(worker: Any, draft: Any, target_runner: Any, draft_runner: Any, state: PlainState) -> Iterator[None]:
+def swapped(
+    worker: Any, draft: Any, target_runner: Any, draft_runner: Any, state: PlainState
+) -> AbstractContextManager[None]:
     """Run with the plain step's resources, then put the speculative ones back.
 
     Unlike SGLang's apply_runtime_state this leaves server_args alone, from which the allocation of KV slots is sized.
     """
     changes = [
-        (worker, "speculative_num_steps", PLAIN_STEPS),
-        (worker, "speculative_num_draft_tokens", PLAIN_DRAFT_TOKENS),
-        (draft, "speculative_num_steps", PLAIN_STEPS),
-        (draft, "speculative_num_draft_tokens", PLAIN_DRAFT_TOKENS),
+        (holder, name, value)
+        for holder in (worker, draft)  # v1: one object is both
+        for name, value in (
+            ("speculative_num_steps", PLAIN_STEPS),
+            ("speculative_num_draft_tokens", PLAIN_DRAFT_TOKENS),
+        )
+    ]
+    changes += [
         (draft, "draft_extend_attn_backend", state.draft_extend_attn_backend),
         (draft, "cuda_graph_runner_for_draft_extend", state.draft_extend_graph_runner),
         (draft_runner, "attn_backend", state.draft_attn_backend),
         (target_runner, "attn_backend", state.target_attn_backend),
         (target_runner, "graph_runner", state.target_graph_runner),
     ]
-    before = [getattr(holder, name) for holder, name, _ in changes]
-    for holder, name, value in changes:
-        setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        # Backwards: for v1 worker and draft are one object, whose first saved value is the right one.
-        for (holder, name, _), value in zip(reversed(changes), reversed(before), strict=True):
-            setattr(holder, name, value)
+    return swapped_attributes(changes)

@@ -1,7 +1,6 @@
 """EAGLEWorkerV2 with the switch: speculative/eagle_worker_v2.py of SGLang 0.5.23."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
@@ -12,6 +11,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from specdec.policy import Mode
 from specdec.sglang_plugin.stages import time_stages
+from specdec.sglang_plugin.swap import swapped_attributes
 from specdec.sglang_plugin.switch import make_switch
 
 # A plain step drafts nothing and verifies one node a request, the bonus token.
@@ -53,8 +53,7 @@ class SwitchedEAGLEWorkerV2(EAGLEWorkerV2):  # type: ignore[misc]
         with self._swapped(self.plain_state):
             return super().forward_batch_generation(batch, *args, **kwargs)
 
-    @contextmanager
-    def _swapped(self, state: SpecRuntimeState) -> Iterator[None]:
+    def _swapped(self, state: SpecRuntimeState) -> AbstractContextManager[None]:
         """Run with the state's resources, then put the speculative ones back.
 
         The same resources that SGLang's apply_runtime_state replaces. That also changes the resolved
@@ -77,11 +76,4 @@ class SwitchedEAGLEWorkerV2(EAGLEWorkerV2):  # type: ignore[misc]
         ]
         if state.draft_extend_attn_backend is not None:  # None: the draft extend uses the runner's own
             replaced.append((draft_runner, "attn_backend", state.draft_extend_attn_backend))
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-        for owner, name, value in replaced:
-            setattr(owner, name, value)
-        try:
-            yield
-        finally:
-            for owner, name, value in before:
-                setattr(owner, name, value)
+        return swapped_attributes(replaced)
