@@ -4,25 +4,34 @@ It chooses the number of draft steps by tiers of the batch size, 0 = none, and i
 drafts (speculative/adaptive_spec_params.py). It runs chains (topk 1) alone.
 """
 
+from __future__ import annotations
+
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 
+@dataclass(frozen=True)
+class AdaptiveTiers:
+    """Tiers that switch as a threshold does, and the folder for the file that the server reads at its start."""
+
+    threshold: int  # largest batch size that still speculates
+    folder: Path
+
+
 def threshold_tiers(num_steps: int, threshold: int) -> dict[str, dict[str, list[int]]]:
-    """Tiers that switch as a threshold does: num_steps up to this batch size, none above it.
+    """num_steps draft steps up to this batch size, none above it.
 
     On a GPU SGLang rounds the batch size up to the next CUDA graph's before it looks for the tier.
     """
     return {"1": {"candidate_steps": [num_steps]}, str(threshold + 1): {"candidate_steps": [0]}}
 
 
-def adaptive_flags(num_steps: int, threshold: int | None, folder: Path) -> list[str]:
-    """The server's flags; threshold None: SGLang's default tiers (0, 1, 3, 5 or 7 steps).
-
-    With a threshold the tiers are written to a file in folder, which the server reads at its start.
-    """
-    if threshold is None:
+def adaptive_flags(num_steps: int, tiers: AdaptiveTiers | None) -> list[str]:
+    """The server's flags, the tiers' file written; None: SGLang's default tiers (0, 1, 3, 5 or 7 steps)."""
+    if tiers is None:
         return ["--speculative-adaptive"]
-    path = folder / f"adaptive-{num_steps}-steps-threshold-{threshold}.json"
-    path.write_text(json.dumps(threshold_tiers(num_steps, threshold)) + "\n", encoding="utf-8")
-    return ["--speculative-adaptive", "--speculative-adaptive-config", str(path.resolve())]
+    path = tiers.folder / f"adaptive-{num_steps}-steps-threshold-{tiers.threshold}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(threshold_tiers(num_steps, tiers.threshold)) + "\n", encoding="utf-8")
+    return ["--speculative-adaptive", "--speculative-adaptive-config", str(path)]

@@ -1,4 +1,6 @@
-"""The servers of a sweep: one for the baseline and one per worker, which serves all thresholds in turn."""
+"""The servers of a sweep: the baseline's, one per worker, which serves all thresholds in turn, and those of SGLang's
+own switch.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdec.adaptive import AdaptiveTiers
 from specdec.plan import ARM_NONE, Arm, SweepPlan
-from specdec.profile import plan_server
+from specdec.profile import ROOT, plan_server
 from specdec.prompts import PromptSet
 from specdec.ramp import warm_up
 from specdec.server import PORT_PLACEHOLDER, Server
 
-FAILURES_IN_A_ROW = 3  # then a worker's server is not started again
+FAILURES_IN_A_ROW = 3  # then a server is not started again
 SETTLE_TOKENS = 4
 DEATH_NOTICED_S = 2.0
 _log = logging.getLogger(__name__)
@@ -25,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class ArmServers:
-    """Servers by worker ("none": the baseline): started when first needed, and again after a failure.
+    """Servers by name (`Arm.server`): started when first needed, and again after a failure.
 
     Side by side they stay up; else one is ended before the next starts.
     """
@@ -39,8 +42,8 @@ class ArmServers:
 
     def close(self) -> None:
         """End all servers."""
-        for worker in list(self._up):
-            self._up.pop(worker).stop()
+        for name in list(self._up):
+            self._up.pop(name).stop()
 
     def ready(self, arm: Arm) -> Server:
         """The arm's server at the arm's threshold and in its mode for batch size 1, started if it was not up.
@@ -48,41 +51,40 @@ class ArmServers:
         Raises RuntimeError, one line, if it has failed too often, and what Server.start and set_threshold
         raise.
         """
-        worker = arm.worker
-        if self._failures[worker] >= FAILURES_IN_A_ROW:
+        if self._failures[arm.server] >= FAILURES_IN_A_ROW:
             raise RuntimeError(f"not tried: its server failed {FAILURES_IN_A_ROW} times in a row")
-        if worker not in self._up:
-            self._start(worker)
-        server = self._up[worker]
-        if worker != ARM_NONE:
+        if arm.server not in self._up:
+            self._start(arm)
+        server = self._up[arm.server]
+        if _has_switch(arm):
             server.set_threshold(arm.threshold)
         # The mode follows the threshold at the next decode step: let that be here, not a switch of the cell.
         warm_up(server, [1], self.prompts.prompts[:1], SETTLE_TOKENS)
         return server
 
-    def start_all(self, workers: Iterable[str]) -> None:
-        """Start the servers of `workers` before a block is measured, where they can stand side by side.
+    def start_all(self, arms: Iterable[Arm]) -> None:
+        """Start the servers of `arms` before a block is measured, where they can stand side by side.
 
         One that does not start is tried again when a cell needs it.
         """
         if not self.plan.profile.side_by_side:
             return
-        for worker in workers:
+        for arm in {arm.server: arm for arm in arms}.values():
             try:
-                self._start(worker)
+                self._start(arm)
             except Exception as error:
-                reason, _ = self.failed(worker, error)
+                reason, _ = self.failed(arm, error)
                 _log.warning("%s", reason)
 
-    def succeeded(self, worker: str) -> None:
-        """Note that a cell on this server went well."""
-        self._failures[worker] = 0
+    def succeeded(self, arm: Arm) -> None:
+        """Note that a cell on the arm's server went well."""
+        self._failures[arm.server] = 0
 
-    def failed(self, worker: str, error: Exception) -> tuple[str, str]:
+    def failed(self, arm: Arm, error: Exception) -> tuple[str, str]:
         """End a server that failed; (what happened, in one line; the last lines of its log)."""
-        self._failures[worker] += 1
+        self._failures[arm.server] += 1
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        server = self._up.pop(worker, None)
+        server = self._up.pop(arm.server, None)
         if server is None:  # it did not start: the error holds the log
             return reason, str(error)
         if _ends_now(server):
@@ -90,22 +92,26 @@ class ArmServers:
         server.stop()
         return reason, server.log_tail()
 
-    def _start(self, worker: str) -> None:
+    def _start(self, arm: Arm) -> None:
         if not self.plan.profile.side_by_side:
             self.close()
         profile = self.plan.profile
-        arm = "baseline" if worker == ARM_NONE else "static"
-        self.restarts[worker] += self._failures[worker] > 0
-        server_plan = plan_server(profile, arm, worker, self.plan.sglang)
-        server = self._up[worker] = Server.start(server_plan, self.log_dir, profile.start_timeout_s)
+        self.restarts[arm.server] += self._failures[arm.server] > 0
+        tiers = None
+        if arm.arm == "adaptive" and arm.threshold is not None:
+            # Servers run in the repository's folder: a path from there on keeps machines' folders out of the results.
+            folder = self.log_dir.resolve()
+            tiers = AdaptiveTiers(arm.threshold, folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder)
+        server_plan = plan_server(profile, arm.arm, arm.worker, self.plan.sglang, tiers)
+        server = self._up[arm.server] = Server.start(server_plan, self.log_dir, profile.start_timeout_s)
         self._warn_of_cap(server)
-        self._warm_up(server, worker)
+        self._warm_up(server, arm)
 
-    def _warm_up(self, server: Server, worker: str) -> None:
-        """Short requests at the ends of the grid, on a worker with speculation on and off."""
+    def _warm_up(self, server: Server, arm: Arm) -> None:
+        """Short requests at the ends of the grid, where there is a switch with speculation on and off."""
         ends = sorted({self.plan.concurrencies[0], self.plan.concurrencies[-1]})
         prompts = self.prompts.pick(ends[-1], f"{self.plan.seed}-warm-up")
-        if worker == ARM_NONE:
+        if not _has_switch(arm):
             warm_up(server, ends, prompts)
             return
         for threshold in (None, 0):
@@ -123,6 +129,10 @@ class ArmServers:
             )
 
 
+def _has_switch(arm: Arm) -> bool:
+    return arm.worker != ARM_NONE and arm.arm != "adaptive"
+
+
 def _ends_now(server: Server) -> bool:
     """Whether it has ended; its first process notices a scheduler's death a moment after the client."""
     deadline = time.monotonic() + DEATH_NOTICED_S
@@ -132,7 +142,7 @@ def _ends_now(server: Server) -> bool:
 
 
 def describe(server: Server) -> dict[str, Any]:
-    """What the server says it is, as columns of a Cell. ValueError if a worker has no active switch."""
+    """What the server says it is, as columns of a Cell. ValueError if a worker has no switch in force."""
     info = server.info()
     state = (info.get("internal_states") or [{}])[0].get("specdec") or {}
     columns: dict[str, Any] = {
@@ -144,9 +154,13 @@ def describe(server: Server) -> dict[str, Any]:
     }
     if server.plan.worker == ARM_NONE:
         return columns
-    if not state.get("active"):
+    if server.plan.arm == "adaptive":
+        if not state.get("adaptive"):
+            raise ValueError("SGLang has dropped --speculative-adaptive: its log says why")
+    elif not state.get("active"):
         raise ValueError(f"the switch is not active: {state.get('inactive_reason') or 'no plugin in this server'}")
-    columns |= {name: state.get(name) for name in ("threshold", "resume_threshold", "dwell_steps")}
+    else:
+        columns |= {name: state.get(name) for name in ("threshold", "resume_threshold", "dwell_steps")}
     return columns | {
         "topk": info.get("speculative_eagle_topk"),
         "num_steps": info.get("speculative_num_steps"),

@@ -108,6 +108,13 @@ def run(
     concurrency: Annotated[str | None, typer.Option(help="Requests in flight, for example 1,8,32.")] = None,
     thresholds: Annotated[str | None, typer.Option(help="Batch sizes, for example 4,8; 0 = never.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Times each arm is measured at each concurrency.")] = None,
+    target_ci: Annotated[
+        float | None,
+        typer.Option(help="Go on until each 95 % interval is within this share of its mean, for example 0.03 ..."),
+    ] = None,
+    max_repeats: Annotated[int | None, typer.Option(help="... or this many repeats are done.")] = None,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token allowed, ms.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per output token allowed, ms.")] = None,
     out: Annotated[
         str, typer.Option(help="Folder of the run; the same command goes on with what is missing.")
     ] = "results/run",
@@ -115,9 +122,14 @@ def run(
     """Run notebooks 00 to 04 into OUT: worker path, sweep, figures, load ramp, and the report as a page."""
     from specdec.notebooks import NotebookFailed, run_suite
 
+    asked = {
+        **{"profile": profile, "workers": workers, "concurrency": concurrency, "thresholds": thresholds},
+        **{"repeats": repeats, "target_ci": target_ci, "max_repeats": max_repeats},
+        **{"slo_ttft_ms": slo_ttft_ms, "slo_tpot_ms": slo_tpot_ms, "out": out},
+    }
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        page = run_suite(profile, workers, concurrency, thresholds, repeats, out, typer.echo)
+        page = run_suite(asked, typer.echo)
     except NotebookFailed as error:
         typer.echo(f"specdec: {error}", err=True)
         raise typer.Exit(1) from None

@@ -30,7 +30,7 @@ def state_delta(before: dict[str, Any] | None, after: dict[str, Any] | None) -> 
         total_batch = sum(size * count for size, count in steps.items())
         columns["achieved_batch_mean"] = total_batch / sum(steps.values())
         columns["achieved_batch_peak"] = max(steps)
-    if not after["active"]:
+    if not (after["active"] or after["adaptive"]):
         return columns
     for name in ("speculative_steps", "plain_steps", "switches_off", "switches_on"):
         columns[name] = after[name] - before[name]

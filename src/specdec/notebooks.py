@@ -73,38 +73,23 @@ def run_notebook(path: Path, out: Path, parameters: Mapping[str, Value], say: Ca
     return target
 
 
-def run_suite(
-    profile: str,
-    workers: str | None,
-    concurrency: str | None,
-    thresholds: str | None,
-    repeats: int | None,
-    out: str,
-    say: Callable[[str], None] = print,
-) -> Path:
-    """All notebooks into OUT, the ramp at the sweep's smallest threshold and across it; the report's HTML
-    page.
+def run_suite(asked: Mapping[str, Any], say: Callable[[str], None] = print) -> Path:
+    """All notebooks, the ramp at the sweep's smallest threshold and across it; the report's HTML page.
 
-    Raises ValueError before anything starts, NotebookFailed if one fails.
+    `asked`: parameters of `sweep_run`, None = not given. Raises ValueError before anything starts,
+    NotebookFailed if one fails.
     """
-    if repeats is not None and repeats < 1:  # 0 is a notebook's word for "as the profile says"
-        raise ValueError(f"repeats must be an integer of 1 or more, got {repeats}")
-    given: dict[str, Any] = {
-        "profile": profile,
-        "workers": workers or "",
-        "concurrency": concurrency or "",
-        "thresholds": thresholds or "",
-        "repeats": repeats or 0,
-        "out": out,
-    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    for name, value in given.items():
+        if value == 0:  # a notebook's word for "not given"
+            raise ValueError(f"{name} must be above 0, got {value}")
     run = sweep_run(**given)
     with folder_lock(run.out):
         open_folder(run.out, run.plan)  # a folder of another plan, or one in use, is refused here
     threshold = min(n for n in (*run.plan.thresholds, *run.plan.profile.grid.thresholds[:1]) if n > 0)
     ramp = {"threshold": threshold, "peak": max(run.plan.concurrencies[-1], 2 * threshold)}
-    asked = {name: value for name, value in given.items() if value}
     say(str(run))
-    return run_all(run.out, {**asked, **ramp, "out": str(run.out)}, say)
+    return run_all(run.out, {**given, **ramp, "out": str(run.out)}, say)
 
 
 def run_all(out: Path, parameters: Mapping[str, Value], say: Callable[[str], None] = print) -> Path:

@@ -7,6 +7,7 @@ calls one of the functions here in its first cell after the parameters.
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,11 @@ class SweepRun:
         plan = self.plan
         arms = ", ".join(arm.name for arm in plan.arms())
         cells = len(plan.arms()) * len(plan.concurrencies) * plan.repeats
+        further = "" if plan.target_ci is None else f", up to {plan.max_repeats} until +-{plan.target_ci:g} is reached"
         return (
             f"profile {plan.profile.name}, SGLang {plan.sglang}, into {shown(self.out)}\n"
             f"arms: {arms}\nconcurrencies: {', '.join(map(str, plan.concurrencies))}\n"
-            f"{plan.repeats} repeats: {cells} cells"
+            f"{plan.repeats} repeats: {cells} cells{further}"
         )
 
 
@@ -61,19 +63,24 @@ class RampRun:
 def sweep_run(
     *,
     profile: str,
-    workers: str,
-    concurrency: Integers,
-    thresholds: Integers,
-    repeats: int,
+    workers: str = "",
+    concurrency: Integers = "",
+    thresholds: Integers = "",
+    repeats: int = 0,
+    target_ci: float = 0.0,
+    max_repeats: int = 0,
+    slo_ttft_ms: float = 0.0,
+    slo_tpot_ms: float = 0.0,
     out: str,
 ) -> SweepRun:
-    """The sweep that these parameters ask for, on this environment's SGLang; empty or 0 = as the profile
-    says.
+    """The sweep that these parameters ask for, on this environment's SGLang.
 
-    `workers`, `concurrency`, `thresholds`: comma-separated, for example "v1,v2", "1,8,32", "4,8". Raises
-    ValueError in one line; nothing is started.
+    `workers`, `concurrency`, `thresholds`: comma-separated, for example "v1,v2", "1,8,32", "4,8"; empty, or 0
+    for `repeats` = as the profile says. `target_ci`: go on until each 95 % interval is within this share of
+    its mean, up to `max_repeats`; 0 = `repeats` alone decides. SLOs in ms, 0 = none. Raises ValueError in one
+    line; nothing is started.
     """
-    refuse_unknown("profile", "workers", "concurrency", "thresholds", "repeats", "out")
+    refuse_unknown(*inspect.signature(sweep_run).parameters)
     plan = make_plan(
         _text("profile", profile),
         sglang=required_sglang(),
@@ -81,6 +88,10 @@ def sweep_run(
         concurrencies=integers("concurrency", concurrency),
         thresholds=integers("thresholds", thresholds),
         repeats=repeats or None,
+        target_ci=target_ci or None,
+        max_repeats=max_repeats or None,
+        slo_ttft_ms=slo_ttft_ms or None,
+        slo_tpot_ms=slo_tpot_ms or None,
     )
     return SweepRun(plan, run_folder(out))
 

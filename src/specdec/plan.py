@@ -24,7 +24,11 @@ ARM_NONE = "none"  # the worker of the baseline
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to serve: "baseline", or a worker "static", "dynamic" (threshold N) or "off" (threshold 0)."""
+    """One way to serve.
+
+    "baseline", or a worker "static", "dynamic" (threshold N), "off" (threshold 0), or "adaptive" (SGLang's
+    own switch; with threshold N tiers that switch there, without one its default tiers).
+    """
 
     arm: str
     worker: str
@@ -32,10 +36,15 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Unique within a sweep: "baseline", "v1-static", "v1-dynamic4", "v2-off"."""
+        """Unique within a sweep: "baseline", "v1-static", "v1-dynamic4", "v2-off", "v2-adaptive"."""
         if self.worker == ARM_NONE:
             return self.arm
-        return f"{self.worker}-{self.arm}{self.threshold if self.arm == 'dynamic' else ''}"
+        return f"{self.worker}-{self.arm}{self.threshold or ''}"
+
+    @property
+    def server(self) -> str:
+        """The arms of one server share it: those of a worker's switch do, by live change."""
+        return self.name if self.worker == ARM_NONE or self.arm == "adaptive" else self.worker
 
 
 @dataclass(frozen=True)
@@ -83,11 +92,14 @@ class SweepPlan(BaseModel):
         return Slo(self.slo_ttft_ms, self.slo_tpot_ms)
 
     def arms(self) -> list[Arm]:
-        """The baseline, then per worker static and each threshold."""
+        """The baseline, then per worker static and each threshold, and SGLang's own switch if the profile says so."""
         arms = [Arm("baseline", ARM_NONE)]
         for worker in self.workers:
             arms.append(Arm("static", worker))
             arms += [Arm("dynamic" if threshold else "off", worker, threshold) for threshold in self.thresholds]
+            if self.profile.worker(worker, self.sglang).adaptive:
+                arms += [Arm("adaptive", worker, threshold) for threshold in self.thresholds if threshold]
+                arms.append(Arm("adaptive", worker))
         return arms
 
     def cells(self, repeat: int, concurrencies: Iterable[int] | None = None) -> list[PlannedCell]:
@@ -111,11 +123,11 @@ class SweepPlan(BaseModel):
                 for order, arm in enumerate(block)
             ]
         cells: list[PlannedCell] = []
-        workers = [ARM_NONE, *self.workers]
-        for worker in workers if repeat % 2 == 0 else reversed(workers):
+        servers = list(dict.fromkeys(arm.server for arm in arms))
+        for server in servers if repeat % 2 == 0 else reversed(servers):
             for concurrency, block in blocks.items():
                 order = sum(cell.concurrency == concurrency for cell in cells)
-                own = [arm for arm in block if arm.worker == worker]
+                own = [arm for arm in block if arm.server == server]
                 cells += [PlannedCell(arm, concurrency, repeat, order + i) for i, arm in enumerate(own)]
         return cells
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from specdec.adaptive import AdaptiveTiers, adaptive_flags
 from specdec.server import PORT_PLACEHOLDER, ServerPlan
 
 if sys.version_info >= (3, 11):
@@ -37,6 +38,7 @@ class Worker(_Part):
     topk: PositiveInt  # branches per draft step; 1 = a chain
     num_steps: PositiveInt  # draft steps before a verify
     num_draft_tokens: PositiveInt  # tokens in one verify, bonus token included
+    adaptive: bool = False  # also measure SGLang's own switch on it: a server more per threshold, and one
     flags: tuple[str, ...] = ()
     env: dict[str, str] = {}
 
@@ -44,6 +46,8 @@ class Worker(_Part):
     def _chain_has_one_token_per_step(self) -> Worker:
         if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
             raise ValueError("a chain (topk 1) verifies num_steps + 1 draft tokens")
+        if self.adaptive and self.topk != 1:
+            raise ValueError("adaptive: SGLang's own switch runs chains (topk 1) alone")
         return self
 
 
@@ -141,12 +145,15 @@ def load_profile(name_or_path: str | Path) -> Profile:
     return profile
 
 
-def plan_server(profile: Profile, arm: str, worker: str, sglang: str = "0.5.12") -> ServerPlan:
+def plan_server(
+    profile: Profile, arm: str, worker: str, sglang: str = "0.5.12", tiers: AdaptiveTiers | None = None
+) -> ServerPlan:
     """The server that measures `arm` on `worker`.
 
     Static, dynamic and off share one command per worker: the switch is loaded without a threshold ("none" =
     always speculate) and a sweep sets the threshold live. The baseline (worker "none") has no speculative
-    flag. Raises ValueError for an arm, worker or release that does not exist.
+    flag. Adaptive takes its `tiers`, or SGLang's default ones. Raises ValueError for an arm, worker or
+    release that does not exist.
     """
     if arm not in ARMS:
         raise ValueError(f"no arm {arm!r}; known: {_names(ARMS)}")
@@ -159,13 +166,14 @@ def plan_server(profile: Profile, arm: str, worker: str, sglang: str = "0.5.12")
         chosen = profile.worker(worker, sglang)
         flags += [
             *_speculative_flags(profile, chosen),
-            *_switch_flags(arm, worker, chosen, sglang),
+            *_switch_flags(arm, worker, chosen, sglang, tiers),
             *chosen.flags,
         ]
         env |= chosen.env
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", profile.model]
     command += ["--host", "127.0.0.1", "--port", PORT_PLACEHOLDER, *flags]
-    return ServerPlan(arm=arm, worker=worker, command=command, env=env, cwd=str(ROOT))
+    threshold = None if tiers is None else tiers.threshold
+    return ServerPlan(arm=arm, worker=worker, command=command, env=env, cwd=str(ROOT), tier_threshold=threshold)
 
 
 def _speculative_flags(profile: Profile, worker: Worker) -> list[str]:
@@ -178,7 +186,7 @@ def _speculative_flags(profile: Profile, worker: Worker) -> list[str]:
     ]
 
 
-def _switch_flags(arm: str, worker_name: str, worker: Worker, sglang: str) -> list[str]:
+def _switch_flags(arm: str, worker_name: str, worker: Worker, sglang: str, tiers: AdaptiveTiers | None) -> list[str]:
     if arm != "adaptive":
         return ["--speculative-disable-batch-threshold", "none"]
     if sglang == "0.5.12" or worker.topk != 1:
@@ -186,7 +194,7 @@ def _switch_flags(arm: str, worker_name: str, worker: Worker, sglang: str) -> li
             f"arm 'adaptive' is SGLang 0.5.23's own switch for topk 1, not for {sglang} {worker_name} "
             f"with topk {worker.topk}"
         )
-    return ["--speculative-adaptive"]
+    return adaptive_flags(worker.num_steps, tiers)
 
 
 def _names(names: Mapping[str, Any] | list[str] | tuple[str, ...]) -> str:

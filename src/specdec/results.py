@@ -50,9 +50,13 @@ class Cell(BaseModel):
     profile: str = Field(description="Name of the profile (model, machine, flags).")
     arm: Literal["baseline", "static", "dynamic", "off", "adaptive"] = Field(
         description="baseline: a server without speculation. static: always speculates. dynamic: speculates "
-        "up to `threshold`. off: threshold 0, never speculates. adaptive: SGLang 0.5.23's own switch."
+        "up to `threshold`. off: threshold 0, never speculates. adaptive: SGLang 0.5.23's own switch, with tiers "
+        "that switch at `threshold`, or its default tiers (null)."
     )
-    worker: str = Field(description="Worker asked for: v1 (EAGLEWorker), v2 (EAGLEWorkerV2); none for the baseline.")
+    worker: str = Field(
+        description="Worker of the profile: v1 (EAGLEWorker), v2 (EAGLEWorkerV2), v2-tree (the same with topk > 1); "
+        "none for the baseline."
+    )
     threshold: int | None = Field(
         ge=0, description="Largest batch size that still speculates, as the server reports it; null = always."
     )

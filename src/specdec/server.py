@@ -58,6 +58,7 @@ class ServerPlan:
     command: list[str]
     env: dict[str, str]
     cwd: str = ""
+    tier_threshold: int | None = None  # of an adaptive server whose tiers stand for a threshold
 
     @property
     def flags(self) -> list[str]:
@@ -66,10 +67,12 @@ class ServerPlan:
 
     @property
     def name(self) -> str:
-        """Short, unique within a sweep: "baseline", "v1", "v2-adaptive"."""
+        """Short, unique within a sweep: "baseline", "v1", "v2-adaptive", "v2-adaptive4"."""
         if self.worker == "none":
             return self.arm
-        return f"{self.worker}-{self.arm}" if self.arm == "adaptive" else self.worker
+        if self.arm != "adaptive":
+            return self.worker
+        return f"{self.worker}-adaptive{'' if self.tier_threshold is None else self.tier_threshold}"
 
 
 class Server(ServerClient):

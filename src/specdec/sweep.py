@@ -118,7 +118,7 @@ class _Run:
             # Its import takes as long as a server's start: both at once.
             threading.Thread(target=bench_module, daemon=True).start()
             self.note("running")
-            self.servers.start_all(dict.fromkeys(cell.arm.worker for cell in missing))
+            self.servers.start_all(cell.arm for cell in missing)
         with progress(
             total=self.total,
             initial=self.total - len(missing),
@@ -185,10 +185,10 @@ class _Run:
             prompts = plan.prompts(self.prompts, planned)
             measured = run_cell(server, prompts, planned.concurrency, plan.output_tokens, plan.slo, self.stall_s)
             columns |= asdict(measured)
-            self.servers.succeeded(arm.worker)
+            self.servers.succeeded(arm)
         except Exception as error:
-            columns["error"], columns["error_log_tail"] = self.servers.failed(arm.worker, error)
-        columns["server_restarts"] = self.servers.restarts[arm.worker]
+            columns["error"], columns["error_log_tail"] = self.servers.failed(arm, error)
+        columns["server_restarts"] = self.servers.restarts[arm.server]
         return _checked(columns)
 
     def _asked_columns(self, planned: PlannedCell) -> dict[str, Any]:

@@ -34,8 +34,10 @@ class Behaviour:
     missing_tokens: int = 0  # tokens fewer than asked, per request
     miscounted_tokens: int = 0  # added to the server's count, per request
     metric_lag_s: float = 0.0
+    adaptive_dropped: bool = False  # the server runs without SGLang's own switch though it was asked for
     error_event: bool = False  # an error as an event of an answer with status 200
     stall_from_request: int | None = None  # from this request on no token comes, health stays 200
+    hangs_in_stall: bool = False  # then its state is not answered either
     die_at_request: int | None = None  # the server is gone in the middle of this request
     gap: Callable[[int], Any] = field(default=lambda index: asyncio.sleep(0))  # before chunk `index`
 
@@ -56,6 +58,7 @@ class FakeServer:
         self._mode = "speculative"
         self._speculative = {"tokens": 0, "request_steps": 0}
         self._in_flight = 0
+        self._stalled = False
         self._counted = {"prompt": 0, "generation": 0}
         self._alive = True
         self._loop = asyncio.new_event_loop()
@@ -106,11 +109,15 @@ class FakeServer:
             "internal_states": [{"specdec": self.state(), "effective_max_running_requests_per_dp": 32}],
         }
 
-    def state(self) -> dict[str, Any]:
+    def state(self, timeout_s: float = 30.0) -> dict[str, Any]:
         self._check()
-        is_baseline = self.plan.worker == "none"
+        if self.behaviour.hangs_in_stall and self._stalled:
+            time.sleep(timeout_s)
+            raise ConnectionError("timed out")
+        is_baseline, adaptive = self.plan.worker == "none", self.plan.arm == "adaptive"
         return {
-            "active": not is_baseline,
+            "active": not (is_baseline or adaptive),
+            "adaptive": adaptive and not self.behaviour.adaptive_dropped,
             "worker_class": None if is_baseline else "EAGLEWorker",
             "worker_file": None if is_baseline else "sglang/srt/speculative/eagle_worker.py",
             "overlap": False,
@@ -187,6 +194,7 @@ class FakeServer:
         given, chunk = 0, 0
         while given < tokens:
             if how.stall_from_request is not None and number >= how.stall_from_request:
+                self._stalled = True
                 await asyncio.sleep(3600)
             if how.die_at_request == number and chunk == 1:
                 self._alive = False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeServer
+from fakes import Behaviour, FakeServer
 
 from specdec import arm_servers, sweep
 from specdec.load import Measured
@@ -24,12 +24,13 @@ class StartedServers:
 
     def __init__(self) -> None:
         self.started: list[FakeServer] = []
+        self.behaviour = Behaviour()
         self.refuse: Callable[[ServerPlan], Exception | None] = lambda plan: None
 
     def start(self, plan: ServerPlan, log_dir: Path, timeout_s: float) -> FakeServer:
         if error := self.refuse(plan):
             raise error
-        server = FakeServer(plan=plan)
+        server = FakeServer(self.behaviour, plan)
         self.started.append(server)
         return server
 

@@ -48,6 +48,11 @@ RAMP = {
 }
 
 
+def asked(out: Path, **given: object) -> dict[str, object]:
+    """What the command line hands over; None where it was not told."""
+    return {"profile": "cpu-tiny", "workers": "v1", "repeats": 1, "target_ci": None, "out": str(out), **given}
+
+
 @pytest.fixture(autouse=True)
 def _release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.parameters.required_sglang", lambda: "0.5.12")
@@ -76,6 +81,11 @@ def test_a_sweep_gets_what_was_asked() -> None:
     assert run.out == ROOT / "results" / "none"
     assert not run.out.exists()
     assert "10 cells" in str(run)
+    assert (run.plan.target_ci, run.plan.max_repeats, run.plan.slo_tpot_ms) == (None, 1, None)
+    surer = sweep_run(**SWEEP, target_ci=0.03, max_repeats=9, slo_ttft_ms=200, slo_tpot_ms=20)  # type: ignore[arg-type]
+    assert (surer.plan.target_ci, surer.plan.max_repeats) == (0.03, 9)
+    assert (surer.plan.slo_ttft_ms, surer.plan.slo_tpot_ms) == (200, 20)
+    assert "up to 9 until +-0.03" in str(surer)
     assert str(ROOT) not in str(run)
 
 
@@ -90,6 +100,9 @@ def test_a_sweep_gets_what_was_asked() -> None:
         ("concurrency", "1,1", "twice"),
         ("repeats", -1, "repeats must be an integer of 1 or more"),
         ("repeats", "3", "repeats must be an integer"),
+        ("max_repeats", 3, "max_repeats needs a target_ci"),
+        ("target_ci", -0.1, "target_ci must be a number above 0"),
+        ("slo_ttft_ms", "fast", "slo_ttft_ms must be a number above 0"),
         ("out", "", "out must be a text"),
     ],
 )
@@ -211,7 +224,7 @@ def test_run_suite_hands_each_notebook_its_parameters(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(specdec.notebooks, "run_notebook", run_notebook)
     monkeypatch.setattr(specdec.notebooks, "write_html", lambda notebook, page: page)
-    page = run_suite("cpu-tiny", "v1", "1,4", "2", 1, str(tmp_path), lambda _: None)
+    page = run_suite(asked(tmp_path, concurrency="1,4", thresholds="2"), lambda _: None)
     assert page == tmp_path / "report.html"
     assert tuple(runs) == NOTEBOOKS
     assert runs["01_baseline_vs_eagle3"] == runs["02_threshold_sweep"]
@@ -224,16 +237,16 @@ def test_run_suite_hands_each_notebook_its_parameters(monkeypatch: pytest.Monkey
 def test_a_ramp_crosses_a_threshold_above_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: dict[str, object] = {}
     monkeypatch.setattr(specdec.notebooks, "run_all", lambda out, parameters, say: seen.update(parameters))
-    run_suite("cpu-tiny", "v1", "1", "0", 1, str(tmp_path), lambda _: None)
+    run_suite(asked(tmp_path, concurrency="1", thresholds="0"), lambda _: None)
     assert isinstance(seen["peak"], int)
     assert seen["peak"] > seen["threshold"] >= 1  # type: ignore[operator]
 
 
 def test_another_plan_in_the_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(specdec.notebooks, "run_all", lambda *_: None)
-    run_suite("cpu-tiny", "v1", "1,4", "2", 1, str(tmp_path), lambda _: None)
+    run_suite(asked(tmp_path, concurrency="1,4", thresholds="2"), lambda _: None)
     with pytest.raises(ValueError, match="another plan"):
-        run_suite("cpu-tiny", "v1", "1,8", "2", 1, str(tmp_path), lambda _: None)
+        run_suite(asked(tmp_path, concurrency="1,8", thresholds="2"), lambda _: None)
 
 
 def test_outputs_are_named_by_notebook_and_parameters() -> None:
@@ -249,6 +262,8 @@ def test_outputs_are_named_by_notebook_and_parameters() -> None:
         ["--profile", "nope"],
         ["--concurrency", "1,x"],
         ["--repeats", "0"],
+        ["--target-ci", "0"],
+        ["--max-repeats", "9"],
         ["--workers", "v7"],
         ["--out", ""],
     ],

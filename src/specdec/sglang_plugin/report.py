@@ -31,7 +31,7 @@ class Step:
     number: int
     started_s: float  # since the report's start
     batch_size: int
-    mode: Mode | None  # None: a server without the switch
+    mode: Mode | None  # None: a server that nothing switches
     duration_us: int  # host time of Scheduler.run_batch; under overlap on a GPU that is the launch alone
     stages_us: dict[str, int] | None  # of it, in draft, verify, draft extend; None: not measured
 
@@ -43,24 +43,26 @@ class Report:
     facts: WorkerFacts
     switch: Switch | None
     inactive_reason: str | None
+    adaptive: bool = False  # SGLang's own switch decides
     stages: StageTimes | None = None
     trace: TextIO | None = None
     metrics: "Metrics | None" = None
     batch_size: int = 0
     steps: int = 0
+    mode: Mode | None = None  # of the last decode step
     mode_steps: Counter[Mode] = field(default_factory=Counter)
     graph_steps: Counter[Mode] = field(default_factory=Counter)  # whose target forward was a CUDA graph
     steps_by_batch_size: Counter[int] = field(default_factory=Counter)
     speculative_tokens: int = 0
     speculative_request_steps: int = 0
+    adaptive_switches: Counter[Mode] = field(default_factory=Counter)  # of SGLang's own switch, to this mode
     start_s: float = field(default_factory=time.monotonic)
 
     def start_step(self) -> float:
         return time.monotonic() - self.start_s
 
-    def end_step(self, started_s: float, batch_size: int, in_graph: bool) -> Step:
+    def end_step(self, started_s: float, batch_size: int, mode: Mode | None, in_graph: bool) -> Step:
         """Count a decode step that has just been run (its result may still be on the way from the device)."""
-        mode = self.switch.mode if self.switch is not None else None
         duration_us = round((time.monotonic() - self.start_s - started_s) * 1e6)
         self.steps += 1
         self.batch_size = batch_size
@@ -68,6 +70,9 @@ class Report:
         if mode is not None:
             self.mode_steps[mode] += 1
             self.graph_steps[mode] += in_graph
+            if self.adaptive and self.mode not in (None, mode):
+                self.adaptive_switches[mode] += 1
+        self.mode = mode
         stages_us = self.stages.take() if self.stages is not None else None
         return Step(self.steps, started_s, batch_size, mode, duration_us, stages_us)
 
@@ -100,6 +105,7 @@ class Report:
             "plugin_version": __version__,
             "sglang_version": self.facts.sglang_version,
             "active": switch is not None,
+            "adaptive": self.adaptive,
             "inactive_reason": self.inactive_reason,
             "worker_class": self.facts.worker_class,
             "worker_file": self.facts.worker_file,
@@ -109,13 +115,13 @@ class Report:
             "resume_threshold": switch.settings.resume_at if switch else None,
             "dwell_steps": switch.settings.dwell_steps if switch else None,
             "refused_change": switch.refused_change if switch else None,
-            "mode": switch.mode.value if switch else None,
+            "mode": self.mode.value if self.mode else None,
             "batch_size": self.batch_size,
             "speculative_steps": self.mode_steps[Mode.SPECULATIVE],
             "plain_steps": self.mode_steps[Mode.PLAIN],
             "graph_steps": {mode.value: self.graph_steps[mode] for mode in Mode},
-            "switches_off": switch.switches_off if switch else 0,
-            "switches_on": switch.switches_on if switch else 0,
+            "switches_off": switch.switches_off if switch else self.adaptive_switches[Mode.PLAIN],
+            "switches_on": switch.switches_on if switch else self.adaptive_switches[Mode.SPECULATIVE],
             "speculative_tokens": self.speculative_tokens,
             "speculative_request_steps": self.speculative_request_steps,
             "accept_length": self.accept_length,

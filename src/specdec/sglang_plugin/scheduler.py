@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from specdec.policy import Mode
 from specdec.sglang_plugin.hooks import after, around
 from specdec.sglang_plugin.report import Metrics, Report, WorkerFacts, open_trace
 from specdec.sglang_plugin.switch import Switch, describe
@@ -41,7 +42,9 @@ def _after_init_model_worker(result: None, scheduler: Any) -> None:
     settings = rules_for(version("sglang")).resolved(scheduler.server_args)
     facts = worker_facts(scheduler)
     inactive = None if switch else "started without --speculative-disable-batch-threshold"
-    report = Report(facts, switch, inactive, getattr(scheduler.draft_worker, "stages", None))
+    adaptive = getattr(scheduler.draft_worker, "adaptive_controller", None) is not None
+    stages = getattr(scheduler.draft_worker, "stages", None)
+    report = Report(facts, switch, inactive, adaptive, stages)
     if tp_rank == 0:
         report.trace = open_trace()
         if switch is not None:
@@ -82,8 +85,18 @@ def _run_batch(original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: 
     report: Report = scheduler.specdec
     batch_size, started_s = batch.batch_size(), report.start_step()
     result = original(scheduler, batch, *args, **kwargs)
-    result.specdec = (report, report.end_step(started_s, batch_size, bool(result.can_run_cuda_graph)))
+    step = report.end_step(started_s, batch_size, _mode(report, result), bool(result.can_run_cuda_graph))
+    result.specdec = (report, step)
     return result
+
+
+def _mode(report: Report, result: Any) -> Mode | None:
+    """The mode of a step that has run: the switch knows; SGLang's own shows by verifying the bonus token alone."""
+    if report.switch is not None:
+        return report.switch.mode
+    if report.adaptive:
+        return Mode.PLAIN if result.speculative_num_draft_tokens == 1 else Mode.SPECULATIVE
+    return None
 
 
 def _process_decode(original: Any, processor: Any, batch: Any, result: Any) -> Any:
