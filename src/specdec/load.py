@@ -18,7 +18,8 @@ from specdec.bench import RequestTimes, run_bench
 from specdec.counters import settled_counts, state_delta, token_counts
 from specdec.loop_thread import DEFAULT_STALL_S, CellError
 from specdec.prompts import Prompt, PromptSet, read_prompts
-from specdec.ramp import Phase, Ramp, ramp, warm_up
+from specdec.ramp import Phase, ramp, warm_up
+from specdec.request_stream import Ramp
 from specdec.server import Server
 
 __all__ = [

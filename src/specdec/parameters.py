@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.load_ramp import phases_across
+from specdec.lengths import parse_lengths
+from specdec.load_shapes import LengthsAsked, Load, make_load, refuse_too_long
 from specdec.plan import SweepPlan, make_plan
 from specdec.profile import ROOT
 from specdec.results import required_sglang
@@ -48,15 +49,12 @@ class RampRun:
     plan: SweepPlan
     out: Path
     threshold: int  # requests in a decode step
-    peak: int  # requests in flight
-    phase_s: float
+    load: Load
 
     def __str__(self) -> str:
-        phases = ", ".join(str(c) for c in phases_across(self.threshold, self.peak))
         return (
             f"profile {self.plan.profile.name}, SGLang {self.plan.sglang}, into {shown(self.out)}\n"
-            f"workers {', '.join(self.plan.workers)}, threshold {self.threshold}\n"
-            f"concurrencies: {phases}; {self.phase_s:g} s each"
+            f"workers {', '.join(self.plan.workers)}, threshold {self.threshold}\n{self.load}"
         )
 
 
@@ -96,23 +94,60 @@ def sweep_run(
     return SweepRun(plan, run_folder(out))
 
 
-def ramp_run(*, profile: str, workers: str, threshold: int, peak: int, phase_s: float, out: str) -> RampRun:
-    """The ramp that these parameters ask for.
+def ramp_run(
+    *,
+    profile: str,
+    workers: str = "",
+    threshold: int = 0,
+    load: str = "ramp",
+    peak: int = 0,
+    phase_s: float = 3.0,
+    input_tokens: str = "",
+    output_tokens: str = "",
+    slo_ttft_ms: float = 0.0,
+    slo_tpot_ms: float = 0.0,
+    seed: int = 0,
+    out: str,
+) -> RampRun:
+    """The ramp, or other load (load_shapes.py), that these parameters ask for.
 
-    `threshold` 0: the profile's smallest; `peak` 0: its largest concurrency. Raises ValueError in one line;
-    nothing is started.
+    `threshold` 0: the profile's smallest; `peak` 0: its largest concurrency; empty lengths: prompts as they
+    stand in their file, output tokens as the profile says. SLOs in ms, 0 = none. Raises ValueError in one
+    line; nothing is started.
     """
-    refuse_unknown("profile", "workers", "threshold", "peak", "phase_s", "out")
-    plan = make_plan(_text("profile", profile), sglang=required_sglang(), workers=names("workers", workers), repeats=1)
+    refuse_unknown(*inspect.signature(ramp_run).parameters)
+    plan = make_plan(
+        _text("profile", profile),
+        sglang=required_sglang(),
+        workers=names("workers", workers),
+        repeats=1,
+        slo_ttft_ms=slo_ttft_ms or None,
+        slo_tpot_ms=slo_tpot_ms or None,
+        seed=seed,
+    )
     for name, value in (("threshold", threshold), ("peak", peak)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{name} must be an integer of 0 or more, got {value!r}")
     if isinstance(phase_s, bool) or not isinstance(phase_s, (int, float)) or not 1 <= phase_s <= 3600:
         raise ValueError(f"phase_s must be a number of seconds from 1 to 3600, got {phase_s!r}")
     threshold = threshold or min(n for n in plan.profile.grid.thresholds if n > 0)
-    peak = peak or plan.concurrencies[-1]
-    phases_across(threshold, peak)
-    return RampRun(plan, run_folder(out), threshold, peak, float(phase_s))
+    load = _text("load", load)
+    _refuse_unused(load, peak, input_tokens, output_tokens)
+    lengths = LengthsAsked(
+        input=None if input_tokens == "" else parse_lengths("input_tokens", input_tokens),
+        output=parse_lengths("output_tokens", str(plan.output_tokens) if output_tokens == "" else output_tokens),
+    )
+    made = make_load(load, threshold, peak or plan.concurrencies[-1], float(phase_s), lengths, seed)
+    refuse_too_long(made, [*plan.profile.flags, *plan.profile.release(plan.sglang).flags])
+    return RampRun(plan, run_folder(out), threshold, made)
+
+
+def _refuse_unused(load: str, peak: int, input_tokens: str, output_tokens: str) -> None:
+    """Raise ValueError for a parameter that this load would not use."""
+    if peak and load != "ramp":
+        raise ValueError(f"peak belongs to load 'ramp', not to {load!r}: leave it 0")
+    if (input_tokens or output_tokens) and load.startswith("trace:"):
+        raise ValueError("a trace says its lengths itself: leave input_tokens and output_tokens empty")
 
 
 def path_run(*, profile: str, workers: str, out: str) -> SweepRun:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import specdec.notebooks
 from specdec.cli import app, main
-from specdec.load_ramp import phases_across
+from specdec.load_shapes import ClosedLoad, phases_across
 from specdec.notebooks import NOTEBOOKS, check_values, output_name, parameter_types, run_all, run_suite
 from specdec.parameters import (
     INJECTED,
@@ -117,7 +117,7 @@ def test_a_bad_sweep_is_one_line(name: str, value: object, words: str) -> None:
     ("name", "value", "words"),
     [
         ("peak", 4, "does not cross threshold 4"),
-        ("threshold", -1, "does not cross threshold -1"),
+        ("threshold", -1, "threshold must be an integer of 0 or more, got -1"),
         ("threshold", 2.5, "threshold must be an integer"),
         ("phase_s", "5", "phase_s must be a number of seconds"),
         ("phase_s", float("nan"), "phase_s must be a number of seconds"),
@@ -132,7 +132,8 @@ def test_a_bad_ramp_is_one_line(name: str, value: object, words: str) -> None:
 def test_a_ramp_takes_threshold_and_peak_from_the_profile() -> None:
     run = ramp_run(**{**RAMP, "threshold": 0, "peak": 0})  # type: ignore[arg-type]
     assert run.threshold == min(run.plan.profile.grid.thresholds)
-    assert run.peak == max(run.plan.profile.grid.concurrencies)
+    assert isinstance(run.load, ClosedLoad)
+    assert max(run.load.concurrencies) == max(run.plan.profile.grid.concurrencies)
 
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
