@@ -50,8 +50,12 @@ def sweep(
     slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per output token allowed, ms.")] = None,
     seed: Annotated[int, typer.Option(help="Turns the order of arms and the choice of prompts.")] = 0,
     retry_failed: Annotated[bool, typer.Option(help="Measure failed cells of an earlier call anew.")] = False,
+    ray: Annotated[
+        str | None, typer.Option(help="Measure on this Ray cluster: HOST:PORT of its head, or auto.", metavar="ADDRESS")
+    ] = None,
 ) -> None:
     """Measure baseline, static and dynamic speculation over a grid of concurrencies into OUT."""
+    from specdec.ray_sweep import run_ray_sweep
     from specdec.results import required_sglang
     from specdec.sweep import make_plan, run_sweep  # pandas and SGLang take seconds to import
 
@@ -71,7 +75,10 @@ def sweep(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: servers stopped, rows kept
     try:
-        results = run_sweep(plan, out, retry_failed=retry_failed)
+        if ray is None:
+            results = run_sweep(plan, out, retry_failed=retry_failed)
+        else:
+            results = run_ray_sweep(plan, out, ray, retry_failed=retry_failed)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; what is measured is kept in {out}, the same command goes on", err=True)
         raise typer.Exit(130) from None

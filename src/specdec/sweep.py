@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,41 +61,31 @@ def run_sweep(
     run at work there, another release in this environment, a prompt file that has changed. Ctrl-C ends the
     servers and keeps the rows.
     """
-    out = Path(out)
+    prompts = check_inputs(plan)
+    with open_run(plan, Path(out), retry_failed) as run:
+        servers = ArmServers(plan, run.out / "logs", prompts)
+        with contextlib.closing(servers):
+            _measure_all(run, CellMeasurer(plan, run.run_id, prompts, servers, stall_s), progress)
+    return run.table
+
+
+def check_inputs(plan: SweepPlan) -> PromptSet:
+    """The prompts of `plan`. Raises ValueError if this environment or the prompt file is not the planned one."""
     if (installed := installed_sglang()) != plan.sglang:
         raise ValueError(f"the plan is for SGLang {plan.sglang}, this environment has {installed or 'none'}")
     prompts = read_prompts(locate(plan.profile.prompts))
     if prompts.sha256 != plan.prompt_set_sha256:
         raise ValueError(f"the prompt file {plan.profile.prompts} is not the one that was planned with")
-    with folder_lock(out):
-        run_id = open_folder(out, plan)
-        run = _Run(plan, out, run_id, prompts, ArmServers(plan, out / "logs", prompts), stall_s)
-        run.take_done(read_cells(out), retry_failed)
-        try:
-            with contextlib.closing(run.servers):
-                run.measure_all(progress)
-        except KeyboardInterrupt:
-            run.note("interrupted")
-            raise
-        except BaseException:
-            run.note("failed")
-            raise
-        finally:
-            frame = write_tables(out, read_cells(out))
-        run.note("done")
-    return frame
+    return prompts
 
 
 @dataclass
-class _Run:
-    """A run at work: its rows and its status."""
+class Run:
+    """A run at work: its rows and its status. Written by the one process that holds the folder."""
 
     plan: SweepPlan
     out: Path
     run_id: str
-    prompts: PromptSet
-    servers: ArmServers
-    stall_s: float
     rows: dict[str, Cell] = field(default_factory=dict)
     began_s: float = field(default_factory=time.monotonic)
     measured: int = 0  # cells of this call
@@ -103,112 +93,32 @@ class _Run:
     current: str | None = None
     last_result: str | None = None
     started_at: str = field(default_factory=utc_now)
-    machine: str = field(default_factory=machine)
-    git_commit: str | None = field(default_factory=git_commit)
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)  # of all rows, once the run has ended
 
     def take_done(self, rows: list[Cell], retry_failed: bool) -> None:
         """Count the rows of an earlier call as done."""
         self.rows = {row.cell_id: row for row in rows if row.error is None or not retry_failed}
 
-    def measure_all(self, progress: Callable[..., Any]) -> None:
+    def missing(self) -> list[PlannedCell]:
+        """The cells of the plan's `repeats` that have no row, in the plan's order."""
         planned = [cell for repeat in range(self.plan.repeats) for cell in self.plan.cells(repeat)]
         self.total = len(planned)
-        missing = [cell for cell in planned if cell.cell_id not in self.rows]
-        if missing:
-            # Its import takes as long as a server's start: both at once.
-            threading.Thread(target=bench_module, daemon=True).start()
-            self.note("running")
-            self.servers.start_all(cell.arm for cell in missing)
-        with progress(
-            total=self.total,
-            initial=self.total - len(missing),
-            unit="cell",
-            desc=f"sweep {self.plan.profile.name}",
-        ) as bar:
-            for repeat in range(self.plan.max_repeats):
-                cells = self._cells_of(repeat)
-                if repeat >= self.plan.repeats:
-                    self.total += len(cells)
-                    bar.total = self.total
-                    bar.update(sum(cell.cell_id in self.rows for cell in cells))
-                for cell in cells:
-                    if cell.cell_id not in self.rows:
-                        self._measure_one(cell)
-                        bar.set_postfix_str(self.last_result, refresh=False)
-                        bar.update(1)
+        return [cell for cell in planned if cell.cell_id not in self.rows]
 
-    def _cells_of(self, repeat: int) -> list[PlannedCell]:
-        """The cells of a repeat; beyond the plan's `repeats` only where the numbers are not sure enough."""
-        if repeat < self.plan.repeats:
-            return self.plan.cells(repeat)
-        return self.plan.cells(repeat, [c for c in self.plan.concurrencies if not self._is_sure(c, repeat)])
+    def bar(self, progress: Callable[..., Any], missing: int) -> Any:
+        """A progress bar like tqdm's over all cells, of which `missing` are still to be measured."""
+        desc = f"sweep {self.plan.profile.name}"
+        return progress(total=self.total, initial=self.total - missing, unit="cell", desc=desc)
 
-    def _is_sure(self, concurrency: int, repeats: int) -> bool:
-        """Whether every arm's interval at this concurrency, over the first `repeats`, is within target_ci."""
-        assert self.plan.target_ci is not None  # else max_repeats is repeats
-        for arm in self.plan.arms():
-            values = [
-                row.output_tok_s
-                for row in self.rows.values()
-                if (row.arm, row.worker, row.threshold, row.concurrency)
-                == (arm.arm, arm.worker, arm.threshold, concurrency)
-                and row.repeat < repeats
-                and row.error is None
-                and row.output_tok_s is not None
-            ]
-            interval = mean_interval(values)
-            if not interval.known or interval.high - interval.estimate > self.plan.target_ci * interval.estimate:
-                return False
-        return True
-
-    def _measure_one(self, planned: PlannedCell) -> None:
-        self.current = planned.cell_id
-        self.note("running")
-        row = self._measure(planned)
+    def keep(self, row: Cell) -> None:
+        """Write a row that has just been measured."""
         write_cell(self.out, row)
         self.rows[row.cell_id] = row
         self.measured += 1
-        self.current = None
         result = f"failed: {row.error}" if row.error else f"{row.output_tok_s:.1f} tok/s"
         self.last_result = f"{row.cell_id} {result}"
         if row.error:
             _log.warning("cell %s failed: %s", row.cell_id, row.error)
-        self.note("running")
-
-    def _measure(self, planned: PlannedCell) -> Cell:
-        """Measure one cell; what goes wrong is in the row, and the next cell then gets a new server."""
-        arm, plan = planned.arm, self.plan
-        columns = self._asked_columns(planned)
-        try:
-            server = self.servers.ready(arm)
-            columns |= describe(server) | {"started_at": utc_now()}
-            prompts = plan.prompts(self.prompts, planned)
-            measured = run_cell(server, prompts, planned.concurrency, plan.output_tokens, plan.slo, self.stall_s)
-            columns |= asdict(measured)
-            self.servers.succeeded(arm)
-        except Exception as error:
-            columns["error"], columns["error_log_tail"] = self.servers.failed(arm, error)
-        columns["server_restarts"] = self.servers.restarts[arm.server]
-        return _checked(columns)
-
-    def _asked_columns(self, planned: PlannedCell) -> dict[str, Any]:
-        """What is known of a cell before it is measured."""
-        arm, profile = planned.arm, self.plan.profile
-        return {
-            "run_id": self.run_id,
-            "cell_id": planned.cell_id,
-            "started_at": utc_now(),
-            "profile": profile.name,
-            **{"arm": arm.arm, "worker": arm.worker, "threshold": arm.threshold},
-            **{"concurrency": planned.concurrency, "repeat": planned.repeat, "order": planned.order},
-            "num_prompts": self.plan.num_prompts(planned.concurrency),
-            "output_tokens_per_request": self.plan.output_tokens,
-            **{"prompt_set": self.prompts.name, "prompt_set_sha256": self.prompts.sha256},
-            **{"slo_ttft_ms": self.plan.slo_ttft_ms, "slo_tpot_ms": self.plan.slo_tpot_ms},
-            "model": profile.model,
-            "draft_model": None if arm.worker == ARM_NONE else profile.draft_model,
-            **{"machine": self.machine, "git_commit": self.git_commit},
-        }
 
     def note(self, state: str) -> None:
         """Write status.json. A full disk does not matter here: the next row will say so."""
@@ -229,6 +139,138 @@ class _Run:
         )
         with contextlib.suppress(OSError):
             write_atomic(self.out / "status.json", (status.model_dump_json(indent=1) + "\n").encode())
+
+
+@contextlib.contextmanager
+def open_run(plan: SweepPlan, out: Path, retry_failed: bool) -> Iterator[Run]:
+    """Hold the folder of a run, with the rows of earlier calls; at the end, however it comes, write its tables.
+
+    Raises ValueError for another plan in `out` and for another run at work there.
+    """
+    with folder_lock(out):
+        run = Run(plan, out, open_folder(out, plan))
+        run.take_done(read_cells(out), retry_failed)
+        try:
+            yield run
+        except KeyboardInterrupt:
+            run.note("interrupted")
+            raise
+        except BaseException:
+            run.note("failed")
+            raise
+        finally:
+            run.table = write_tables(out, read_cells(out))
+        run.note("done")
+
+
+@dataclass
+class CellMeasurer:
+    """Measures cells with servers of this machine."""
+
+    plan: SweepPlan
+    run_id: str
+    prompts: PromptSet
+    servers: ArmServers
+    stall_s: float
+    machine: str = field(default_factory=machine)
+    git_commit: str | None = field(default_factory=git_commit)
+
+    def measure(self, planned: PlannedCell) -> Cell:
+        """Measure one cell; what goes wrong is in the row, and the next cell then gets a new server."""
+        arm, plan = planned.arm, self.plan
+        columns = asked_columns(plan, self.run_id, planned)
+        columns |= {"machine": self.machine, "git_commit": self.git_commit}
+        try:
+            server = self.servers.ready(arm)
+            columns |= describe(server) | {"started_at": utc_now()}
+            prompts = plan.prompts(self.prompts, planned)
+            measured = run_cell(server, prompts, planned.concurrency, plan.output_tokens, plan.slo, self.stall_s)
+            columns |= asdict(measured)
+            self.servers.succeeded(arm)
+        except Exception as error:
+            columns["error"], columns["error_log_tail"] = self.servers.failed(arm, error)
+        columns["server_restarts"] = self.servers.restarts[arm.server]
+        return _checked(columns)
+
+
+def asked_columns(plan: SweepPlan, run_id: str, planned: PlannedCell) -> dict[str, Any]:
+    """What is known of a cell before it is measured, and wherever that is."""
+    arm, profile = planned.arm, plan.profile
+    return {
+        "run_id": run_id,
+        "cell_id": planned.cell_id,
+        "started_at": utc_now(),
+        "profile": profile.name,
+        **{"arm": arm.arm, "worker": arm.worker, "threshold": arm.threshold},
+        **{"concurrency": planned.concurrency, "repeat": planned.repeat, "order": planned.order},
+        "num_prompts": plan.num_prompts(planned.concurrency),
+        "output_tokens_per_request": plan.output_tokens,
+        **{"prompt_set": plan.prompt_set, "prompt_set_sha256": plan.prompt_set_sha256},
+        **{"slo_ttft_ms": plan.slo_ttft_ms, "slo_tpot_ms": plan.slo_tpot_ms},
+        "model": profile.model,
+        "draft_model": None if arm.worker == ARM_NONE else profile.draft_model,
+    }
+
+
+def import_bench_meanwhile() -> None:
+    """Begin to import the load client: that takes as long as a server's start, so both go on at once."""
+    threading.Thread(target=bench_module, daemon=True).start()
+
+
+def _measure_all(run: Run, measurer: CellMeasurer, progress: Callable[..., Any]) -> None:
+    missing = run.missing()
+    if missing:
+        import_bench_meanwhile()
+        run.note("running")
+        measurer.servers.start_all(cell.arm for cell in missing)
+    with run.bar(progress, len(missing)) as bar:
+        for repeat in range(run.plan.max_repeats):
+            cells = _cells_of(run, repeat)
+            if repeat >= run.plan.repeats:
+                run.total += len(cells)
+                bar.total = run.total
+                bar.update(sum(cell.cell_id in run.rows for cell in cells))
+            for cell in cells:
+                if cell.cell_id not in run.rows:
+                    _measure_one(run, measurer, cell)
+                    bar.set_postfix_str(run.last_result, refresh=False)
+                    bar.update(1)
+
+
+def _measure_one(run: Run, measurer: CellMeasurer, planned: PlannedCell) -> None:
+    run.current = planned.cell_id
+    run.note("running")
+    run.keep(measurer.measure(planned))
+    run.current = None
+    run.note("running")
+
+
+def _cells_of(run: Run, repeat: int) -> list[PlannedCell]:
+    """The cells of a repeat; beyond the plan's `repeats` only where the numbers are not sure enough."""
+    plan = run.plan
+    if repeat < plan.repeats:
+        return plan.cells(repeat)
+    return plan.cells(repeat, [c for c in plan.concurrencies if not _is_sure(run, c, repeat)])
+
+
+def _is_sure(run: Run, concurrency: int, repeats: int) -> bool:
+    """Whether every arm's interval at this concurrency, over the first `repeats`, is within target_ci."""
+    target_ci = run.plan.target_ci
+    assert target_ci is not None  # else max_repeats is repeats
+    for arm in run.plan.arms():
+        values = [
+            row.output_tok_s
+            for row in run.rows.values()
+            if (row.arm, row.worker, row.threshold, row.concurrency)
+            == (arm.arm, arm.worker, arm.threshold, concurrency)
+            and row.repeat < repeats
+            and row.error is None
+            and row.output_tok_s is not None
+        ]
+        interval = mean_interval(values)
+        if not interval.known or interval.high - interval.estimate > target_ci * interval.estimate:
+            return False
+    return True
 
 
 def _checked(columns: dict[str, Any]) -> Cell:
