@@ -17,19 +17,6 @@ def specdec() -> None:
     """Speculation that switches itself off under load in SGLang, and measurements of what that is worth."""
 
 
-def _names(text: str | None) -> list[str] | None:
-    """ "v1,v2" as a list; None if not given."""
-    return None if text is None else [part.strip() for part in text.split(",")]
-
-
-def _integers(name: str, text: str | None) -> list[int] | None:
-    """ "1,8,32" as a list; None if not given. Raises ValueError."""
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} must be integers separated by commas, got {text!r}") from None
-
-
 @app.command()
 def sweep(
     out: Annotated[Path, typer.Argument(help="Folder of the run; the same command goes on with what is missing.")],
@@ -55,6 +42,7 @@ def sweep(
     ] = None,
 ) -> None:
     """Measure baseline, static and dynamic speculation over a grid of concurrencies into OUT."""
+    from specdec.parameters import integers, names
     from specdec.ray_sweep import run_ray_sweep
     from specdec.results import required_sglang
     from specdec.sweep import make_plan, run_sweep  # pandas and SGLang take seconds to import
@@ -62,9 +50,9 @@ def sweep(
     plan = make_plan(
         profile,
         sglang=required_sglang(),
-        workers=_names(workers),
-        concurrencies=_integers("concurrency", concurrency),
-        thresholds=_integers("thresholds", thresholds),
+        workers=names("workers", workers or ""),
+        concurrencies=integers("concurrency", concurrency or ""),
+        thresholds=integers("thresholds", thresholds or ""),
         repeats=repeats,
         target_ci=target_ci,
         max_repeats=max_repeats,
@@ -204,7 +192,10 @@ def threshold(
     from specdec.client import ServerClient
     from specdec.policy import SwitchSettings
 
-    number = None if value == "none" else (_integers("the threshold", value) or [0])[0]
+    try:
+        number = None if value == "none" else int(value)
+    except ValueError:
+        raise ValueError(f"the threshold must be an integer or none, got {value!r}") from None
     SwitchSettings(number, resume, 1 if dwell is None else dwell)  # refuses what the server would refuse
     client = ServerClient(url)
     try:

@@ -36,16 +36,16 @@ class ServerClient:
         """
         return json.loads(self._request(path, body, timeout_s))
 
-    def info(self) -> dict[str, Any]:
-        """GET /get_server_info."""
-        info = json.loads(self._request("/get_server_info"))
+    def info(self, timeout_s: float = STATE_READ_TIMEOUT_S) -> dict[str, Any]:
+        """GET /get_server_info. The scheduler answers it: a hung one is a ConnectionError after `timeout_s`."""
+        info = json.loads(self._request("/get_server_info", timeout_s=timeout_s))
         if not isinstance(info, dict):
             raise ConnectionError(f"{self.url}/get_server_info did not answer with an object")
         return info
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self, timeout_s: float = STATE_READ_TIMEOUT_S) -> dict[str, Any] | None:
         """The switch's state on the first data-parallel rank; None on a server without the plugin."""
-        states = self.info().get("internal_states") or [{}]
+        states = self.info(timeout_s).get("internal_states") or [{}]
         state: dict[str, Any] | None = states[0].get("specdec")
         return state
 
@@ -64,7 +64,7 @@ class ServerClient:
             wanted["dwell_steps"] = dwell_steps
         body = {"server_args": {"specdec": wanted}}
         try:
-            answer = self.post("/set_internal_state", body)
+            answer = self.post("/set_internal_state", body, STATE_READ_TIMEOUT_S)
         except ConnectionError as error:
             raise ValueError(f"the server did not take {wanted}: {error}") from error
         state = self.state()
@@ -81,14 +81,6 @@ class ServerClient:
             self._request(f"/flush_cache?timeout={FLUSH_TIMEOUT_S:g}", {}, timeout_s=FLUSH_TIMEOUT_S + 30.0)
         except ConnectionError as error:
             raise RuntimeError(f"cache not flushed: {error}") from error
-
-    def generation_tokens(self) -> int:
-        """Tokens generated since start by finished requests (`sglang:generation_tokens_total`, all ranks)."""
-        total = 0.0
-        for line in self._request("/metrics").splitlines():
-            if line.startswith("sglang:generation_tokens_total"):
-                total += float(line.rsplit(maxsplit=1)[-1])
-        return int(total)
 
     def _request(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = STATE_READ_TIMEOUT_S) -> str:
         """GET, or POST `body` as JSON. Raises ConnectionError (one line) for no answer or an HTTP error."""

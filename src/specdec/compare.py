@@ -5,7 +5,7 @@ What is compared, B over A:
 that
   survives another machine and a slow day; where a run has no baseline, as they are, on the same machine only;
 - throughput and latency of the baseline as they are, on the same machine only;
-- accept length as it is: it does not depend on the machine's speed.
+- accept length as it is, of cells with enough speculative steps: it does not depend on the machine's speed.
 
 Differences are of means of logarithms. With a handful of repeats a cell's own deviation is a guess, so the
 cells of one metric and concurrency share theirs (a noisier cell keeps its own). p-values are adjusted for
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtr
 
-from specdec.stats import arm_sort_key, holm, measured, paired_ratios, t_quantile
+from specdec.stats import arm_sort_key, holm, measured, paired_ratios, steady_accept_length, t_quantile
 
 Verdict = Literal["better", "worse", "same", "unclear"]
 MARGIN = 0.05
@@ -126,10 +126,11 @@ def _samples(a: pd.DataFrame, b: pd.DataFrame, same_machine: bool) -> tuple[list
         )
     samples: list[_Sample] = []
     for metric in HIGHER_IS_BETTER:
-        plain_a, plain_b = measured(a, metric), measured(b, metric)
         if metric == "accept_length":
-            samples += _pair(plain_a, plain_b, metric, relative=False)
+            steady_a, steady_b = (measured(steady_accept_length(run), metric) for run in (a, b))
+            samples += _pair(steady_a, steady_b, metric, relative=False)
             continue
+        plain_a, plain_b = measured(a, metric), measured(b, metric)
         if same_machine and relative:
             plain_a, plain_b = (run[run["arm"] == "baseline"] for run in (plain_a, plain_b))
         if same_machine:

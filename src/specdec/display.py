@@ -44,4 +44,4 @@ def show_each(figures: Mapping[str, Figure], out: Path | None = None, name: str 
     for worker, figure in figures.items():
         display(show(figure, out, f"{name}-{worker}" if name else None))
     if not figures:
-        print("nothing to show: this run has no ramp (notebook 03 measures it)")
+        print("nothing to show: no ramp here (notebook 03 measures it), or none that crossed its threshold")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from specdec.client import STATE_READ_TIMEOUT_S
 from specdec.counters import token_counts
 from specdec.server import Server
 
@@ -67,7 +68,9 @@ def _end_loop(loop: asyncio.AbstractEventLoop) -> None:
 class StallWatch:
     """Raises CellError if neither requests end nor the server steps for `stall_s`, ServerDied if it ended.
 
-    The server is asked only if no request has ended for a quarter of `stall_s`: asking takes its time.
+    The server is asked only if no request has ended for a quarter of `stall_s`: asking takes its time. So
+    does a hung server that never answers: it gets a quarter of `stall_s`, and the stall is seen before twice
+    `stall_s`.
     """
 
     def __init__(self, server: Server, requests_done: Callable[[], int], stall_s: float) -> None:
@@ -78,15 +81,14 @@ class StallWatch:
         self._moved_s = self._looked_s = time.monotonic()
 
     def __call__(self) -> None:
-        now = time.monotonic()
-        done = self._requests_done()
+        done, now = self._requests_done(), time.monotonic()
         if done != self._progress[0]:
             self._progress = (done, None)
             self._moved_s = self._looked_s = now
         if now - self._looked_s < self._stall_s / 4:
             return
-        self._looked_s = now
         steps = self._steps()
+        now = self._looked_s = time.monotonic()
         if steps is not None and steps != self._progress[1]:
             if self._progress[1] is not None:
                 self._moved_s = now
@@ -97,7 +99,7 @@ class StallWatch:
     def _steps(self) -> int | None:
         """Decode steps so far, without the plugin finished tokens; None if the server does not answer."""
         try:
-            state = self._server.state()
+            state = self._server.state(timeout_s=min(STATE_READ_TIMEOUT_S, self._stall_s / 4))
             if state is None:
                 return token_counts(self._server.url)[1]
             return sum(int(count) for count in state["steps_by_batch_size"].values())

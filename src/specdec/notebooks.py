@@ -164,12 +164,13 @@ def output_name(path: Path, parameters: Mapping[str, Value]) -> str:
 
 
 def write_html(notebook: Path, page: Path) -> Path:
-    """One page of a notebook's text, tables and figures, without its code."""
+    """One page of a notebook's text, tables and figures, without its code; titled with its first line."""
     from nbconvert import HTMLExporter
 
-    body, _ = HTMLExporter(exclude_input=True, exclude_input_prompt=True, exclude_output_prompt=True).from_filename(
-        str(notebook)
-    )
+    content = nbformat.read(notebook, as_version=4)
+    content.metadata.title = _first_line(content.cells[0].source)
+    exporter = HTMLExporter(exclude_input=True, exclude_input_prompt=True, exclude_output_prompt=True)
+    body, _ = exporter.from_notebook_node(content)
     page.write_text(body, encoding="utf-8")
     return page
 

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from specdec.figure_style import (
@@ -28,14 +29,17 @@ from specdec.figure_style import (
     RC,
     VERMILLION,
     Provenance,
+    arm_place,
     concurrency_axis,
     draw_arms,
     finish,
+    interval_note,
     label,
     style,
     worker_panels,
 )
 from specdec.stats import (
+    LEAST_STEPS,
     arm_name,
     arm_sort_key,
     cell_statistics,
@@ -44,11 +48,15 @@ from specdec.stats import (
     mean_interval,
     measured,
     ratio_statistics,
+    steady_accept_length,
 )
 
-# Light shades of the colours of static EAGLE-3 and dynamic.
-MODE_COLOUR = {"speculative": "#FADCC8", "plain": "#D3E6F3"}
+# Light shades of the colours of static EAGLE-3 and dynamic, the second one darker for a print in grey.
+MODE_COLOUR = {"speculative": "#FDE8DA", "plain": "#B3D1E8"}
 RATE_WINDOW_S = 1.0
+BARS = "bars: 95 % interval"
+SIDE_BY_SIDE = "arms of one concurrency side by side"
+_WIDE_CELLS = 6  # of a map's row
 _RATIO_TICKS = (0.125, 0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8, 4.0, 8.0)
 
 
@@ -59,7 +67,7 @@ def throughput(results: pd.DataFrame) -> Figure:
     for worker, ax in panels.items():
         own = _of(cells, worker)
         names = sorted(set(own["arm_name"]), key=arm_sort_key)
-        for name in names:
+        for position, name in enumerate(names):
             rows = own[own["arm_name"] == name]
             ax.plot(
                 rows["concurrency"].astype(float),
@@ -68,12 +76,15 @@ def throughput(results: pd.DataFrame) -> Figure:
                 color=style(name, names).colour,
                 alpha=0.35,
                 markersize=5,
+                transform=arm_place(ax, position, len(names)),
             )
+            ax.update_datalim(rows[["concurrency", "output_tok_s"]].to_numpy(dtype=float))
         draw_arms(ax, _of(statistics, worker))
-        ax.set_ylim(bottom=0)
-    next(iter(panels.values())).set_ylabel("output tokens per second")
+    first = next(iter(panels.values()))
+    first.set_ylabel("output tokens per second")
+    first.set_ylim(bottom=0)  # of all panels, which must have been drawn
     concurrency_axis(panels.values(), _concurrencies(results))
-    note = "lines: means; bars: 95 % interval; dots: single repeats"
+    note = "; ".join(["lines: means", *interval_note(statistics, BARS), "dots: single repeats", SIDE_BY_SIDE])
     finish(figure, "Throughput against concurrency", Provenance.of(results), note)
     return figure
 
@@ -89,20 +100,25 @@ def envelope_distance_figure(results: pd.DataFrame) -> Figure:
             edge["envelope_tok_s"],
             color=ORANGE,
             linewidth=9,
+            solid_capstyle="butt",
             alpha=0.4,
             label="envelope",
         )
         draw_arms(ax, _of(statistics, worker))
-        ax.set_ylim(bottom=0)
     for worker, ax in bottom.items():
         ax.axhline(1.0, color=ORANGE, linewidth=5, alpha=0.4)
         draw_arms(ax, distance[distance["worker"] == worker])
-    next(iter(top.values())).set_ylabel("output tokens per second")
+    first = next(iter(top.values()))
+    first.set_ylabel("output tokens per second")
+    first.set_ylim(bottom=0)
     next(iter(bottom.values())).set_ylabel("throughput /\nenvelope")
     concurrency_axis([*top.values(), *bottom.values()], _concurrencies(results))
     for ax in top.values():
         ax.set_xlabel("")
-    note = "envelope: the better of baseline and static; bars: 95 % interval; below: ratio paired by block"
+    bars = interval_note(statistics, BARS)
+    note = "; ".join(
+        ["envelope: the better of baseline and static", *bars, "below: ratio paired by block", SIDE_BY_SIDE]
+    )
     finish(figure, "Dynamic speculation against the envelope", Provenance.of(results), note)
     return figure
 
@@ -112,12 +128,14 @@ def gain_map(results: pd.DataFrame) -> Figure:
     figure, (panels,) = worker_panels(results)
     statistics = ratio_statistics(results)
     concurrencies = _concurrencies(results)
-    names = sorted(_planned_arms(results), key=arm_sort_key)
+    planned = {worker: _planned_arms(results, worker) for worker in panels}
+    names = sorted(set().union(*planned.values()), key=arm_sort_key)
     # Noise stays pale, and the strongest cell keeps its number readable.
     reach = max([np.log2(1.3), *(1.15 * np.abs(np.log2(statistics["estimate"])))])
     norm = CenteredNorm(vcenter=0.0, halfrange=reach)
     for worker, ax in panels.items():
         _draw_map(ax, statistics[statistics["worker"] == worker], names, concurrencies, norm)
+        _say_missing(ax, [name in planned[worker] for name in names])
     bar = figure.colorbar(
         mpl.cm.ScalarMappable(norm, "PuOr"),
         ax=list(panels.values()),
@@ -126,7 +144,8 @@ def gain_map(results: pd.DataFrame) -> Figure:
     )
     ticks = [ratio for ratio in _RATIO_TICKS if abs(np.log2(ratio)) <= reach]
     bar.set_ticks([float(np.log2(ratio)) for ratio in ticks], labels=[f"{ratio:g}" for ratio in ticks])
-    note = "purple: faster than the baseline of the same block, orange: slower; small: 95 % interval"
+    small = interval_note(statistics, "small: 95 % interval")
+    note = "; ".join(["purple: faster than the baseline of the same block, orange: slower", *small])
     finish(figure, "Throughput relative to the baseline, per cell", Provenance.of(results), note, legend={})
     return figure
 
@@ -154,12 +173,12 @@ def latency_throughput(results: pd.DataFrame) -> Figure:
                 markersize=6,
                 label=label(name),
             )
-            if name in ("baseline", "static"):
-                _number_points(ax, rows, look.colour, below=name == "baseline")
-        ax.set_ylim(bottom=0)
-        ax.set_xlim(left=0)
+        _number_points(ax, own)
         ax.set_xlabel("output tokens per second")
-    next(iter(panels.values())).set_ylabel("ms per output token (median request)")
+    first = next(iter(panels.values()))
+    first.set_ylabel("ms per output token (median request)")
+    first.set_ylim(bottom=0)
+    first.set_xlim(left=0)
     note = "means over repeats; numbers: concurrency of baseline and static; right and down is better"
     finish(figure, "Latency against throughput", Provenance.of(results), note)
     return figure
@@ -168,7 +187,7 @@ def latency_throughput(results: pd.DataFrame) -> Figure:
 def accept_length(results: pd.DataFrame) -> Figure:
     """Accept length (tokens per speculative step and request) of each speculating arm against concurrency."""
     figure, (panels,) = worker_panels(results)
-    statistics = cell_statistics(results, "accept_length")
+    statistics = cell_statistics(steady_accept_length(results), "accept_length")
     for worker, ax in panels.items():
         draw_arms(ax, statistics[statistics["worker"] == worker])
         ax.axhline(1.0, color=GREY, linewidth=1)
@@ -176,15 +195,19 @@ def accept_length(results: pd.DataFrame) -> Figure:
     first.set_ylabel("accept length\n(tokens per speculative step and request)")
     first.set_ylim(0.9, max([2.0, *(1.1 * statistics["estimate"])]))
     concurrency_axis(panels.values(), _concurrencies(results))
-    note = "plain steps not counted, where there are only those an arm has no point; bars: 95 % interval"
+    counted = f"plain steps not counted; cells with fewer than {LEAST_STEPS} speculative steps have no point"
+    note = "; ".join([counted, *interval_note(statistics, BARS), SIDE_BY_SIDE])
     finish(figure, "Accept length", Provenance.of(results), note)
     return figure
 
 
-def mode_timeline(trace: pd.DataFrame, threshold: int | None, worker: str, about: Provenance) -> Figure:
+def mode_timeline(
+    trace: pd.DataFrame, threshold: int | None, worker: str, about: Provenance, load: str = "A load ramp"
+) -> Figure:
     """Batch size, mode and output tok/s while load goes up and down on one server.
 
-    `trace`: one row per decode step (`ramp.read_trace`), in order.
+    `trace`: one row per decode step (`step_trace.read_trace`), in order; rows of mode "idle" stand where none
+    ran (`ramp_figures.with_idle`). `load`: how the title names it.
     """
     with mpl.rc_context(RC):
         figure = Figure(figsize=(10, 5.6), dpi=150, layout="constrained")
@@ -205,9 +228,10 @@ def mode_timeline(trace: pd.DataFrame, threshold: int | None, worker: str, about
         ax.set_xlim(0, t_s[-1])
     shades = {f"{mode} steps": Patch(facecolor=shade) for mode, shade in MODE_COLOUR.items()}
     lines = {str(line.get_label()): line for ax in (top, bottom) for line in ax.lines}
-    switches = int((trace["mode"] != trace["mode"].shift()).sum()) - 1
-    note = f"{len(trace)} decode steps, {switches} switches"
-    finish(figure, f"A load ramp on one server, worker {worker}", about, note, legend={**shades, **lines})
+    modes = trace.loc[trace["mode"] != "idle", "mode"]
+    switches = int((modes != modes.shift()).sum()) - 1
+    note = f"{len(modes)} decode steps, {switches} switches"
+    finish(figure, f"{load} on one server, worker {worker}", about, note, legend={**shades, **lines})
     return figure
 
 
@@ -245,7 +269,7 @@ def accept_length_around_switches(around: pd.DataFrame, worker: str, about: Prov
         )
         ax.axhline(before, color=BLACK, linestyle="--", linewidth=1.2, label="mean before switching off")
         ax.set_title(
-            f"{title}: {whole.estimate:.2f} ± {whole.high - whole.estimate:.2f} ({switches}x)",
+            f"{title}: {whole.estimate:.2f} ± {whole.high - whole.estimate:.2f} ({switches} switches)",
             loc="left",
         )
         ax.set_xlabel("speculative steps from the switch")
@@ -269,9 +293,9 @@ def _concurrencies(results: pd.DataFrame) -> list[int]:
     return sorted({int(concurrency) for concurrency in results["concurrency"]})
 
 
-def _planned_arms(results: pd.DataFrame) -> set[str]:
-    """Every speculating arm of the run, those of failed cells too."""
-    rows = results[results["worker"] != "none"]
+def _planned_arms(results: pd.DataFrame, worker: str) -> set[str]:
+    """Every arm of a worker in the run, those of failed cells too."""
+    rows = results[results["worker"] == worker]
     return {arm_name(arm, threshold) for arm, threshold in zip(rows["arm"], rows["threshold"], strict=True)}
 
 
@@ -281,10 +305,10 @@ def _draw_map(
     keys = zip(statistics["arm_name"], statistics["concurrency"].astype(int), strict=True)
     cells = dict(zip(keys, statistics[["estimate", "low", "high", "n"]].to_numpy(dtype=float), strict=True))
     ratios = np.full((len(names), len(concurrencies)), np.nan)
+    to = " to " if len(concurrencies) <= _WIDE_CELLS else " to\n"
     for y, name in enumerate(names):
         for x, concurrency in enumerate(concurrencies):
             if (name, concurrency) not in cells:
-                ax.text(x, y, "not\nmeasured", ha="center", va="center", fontsize=8, color=GREY)
                 continue
             ratio, low, high, repeats = cells[name, concurrency]
             ratios[y, x] = np.log2(ratio)
@@ -294,7 +318,7 @@ def _draw_map(
             place |= {"xy": (x, y), "color": colour}
             ax.annotate(f"{ratio:.2f}", xytext=(0, 5 * known), fontweight="bold", **place)
             if known:
-                ax.annotate(f"{low:.2f} to {high:.2f}", xytext=(0, -9), fontsize=6.5, **place)
+                ax.annotate(f"{low:.2f}{to}{high:.2f}", xytext=(0, -9), fontsize=6.5, **place)
     ax.imshow(ratios, cmap="PuOr", norm=norm, aspect="auto")
     ax.grid(False)
     ax.set_xticks(range(len(concurrencies)), [str(c) for c in concurrencies])
@@ -302,23 +326,43 @@ def _draw_map(
     ax.set_xlabel("concurrency (requests in flight)")
 
 
-def _number_points(ax: Axes, rows: pd.DataFrame, colour: str, below: bool) -> None:
-    for row in rows.itertuples():
+def _say_missing(ax: Axes, planned: Sequence[bool]) -> None:
+    """Name the empty cells of a map: those of an arm that was planned for this worker, and whole arms that were not."""
+    ratios = np.asarray(ax.images[0].get_array(), dtype=float)
+    words: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": GREY}
+    for y, row in enumerate(ratios):
+        if not planned[y]:
+            ax.text((len(row) - 1) / 2, y, "not in this run", **words)
+            continue
+        for x in np.flatnonzero(np.isnan(row)):
+            ax.text(float(x), y, "not\nmeasured", **words)
+
+
+def _number_points(ax: Axes, points: pd.DataFrame) -> None:
+    """Write the concurrency at the points of baseline and static: above the slower of the two, below the faster."""
+    arms = points[points["arm_name"].isin(["baseline", "static"])]
+    slowest = arms.groupby("concurrency")["estimate_ms"].transform("max")
+    for row, most_ms in zip(arms.itertuples(), slowest, strict=True):
         ax.annotate(
             str(row.concurrency),
             (row.estimate_tok_s, row.estimate_ms),
-            xytext=(4, -13) if below else (-12, 3),
+            xytext=(-5, 6) if row.estimate_ms == most_ms else (5, -6),
             textcoords="offset points",
+            ha="right" if row.estimate_ms == most_ms else "left",
+            va="center",
             fontsize=8.5,
-            color=colour,
+            color=style(str(row.arm_name)).colour,
+            path_effects=[withStroke(linewidth=1.5, foreground="white")],
+            zorder=5,
         )
 
 
 def _shade(ax: Axes, t_s: npt.NDArray[np.float64], modes: Sequence[str]) -> None:
-    """Colour the background by mode, from each switch to the next."""
+    """Colour the background by mode, from each switch to the next; nothing where the server was idle."""
     starts = [0, *(i for i in range(1, len(modes)) if modes[i] != modes[i - 1]), len(modes) - 1]
     for begin, end in itertools.pairwise(starts):
-        ax.axvspan(t_s[begin], t_s[end], color=MODE_COLOUR[modes[begin]], linewidth=0)
+        if modes[begin] != "idle":
+            ax.axvspan(t_s[begin], t_s[end], color=MODE_COLOUR[modes[begin]], linewidth=0)
 
 
 def _rate(t_s: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

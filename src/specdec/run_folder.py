@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specdec.plan import SweepPlan, differences
 from specdec.results import CELLS_FOLDER, write_atomic
+
+LOCK_WAIT_S = 1.0  # `read_status` holds the lock of a run that has ended for an instant
 
 
 class Status(BaseModel):
@@ -44,7 +47,10 @@ def folder_lock(out: Path) -> Iterator[None]:
     """
     out.mkdir(parents=True, exist_ok=True)
     with (out / "lock").open("a+") as file:
-        if not _take(file):
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while not (taken := _take(file)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not taken:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise ValueError(f"{out} is in use by {holder}; wait for it, or give another folder")

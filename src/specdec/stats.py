@@ -17,6 +17,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
+LEAST_STEPS = 20  # speculative steps for an accept length: fewer scatter by tenths
 CELL = ["worker", "arm_name", "concurrency"]
 _ARM_ORDER = {"baseline": 0, "static": 1, "off": 2, "dynamic": 3, "adaptive": 4}
 
@@ -73,14 +74,18 @@ def holm(p_values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.
 
 
 def arm_name(arm: str, threshold: int | float | None) -> str:
-    """The name of an arm in tables and legends: "baseline", "static", "dynamic 4", "off", "adaptive"."""
-    if arm == "dynamic" and threshold is not None and not pd.isna(threshold):
-        return f"dynamic {int(threshold)}"
+    """The name of an arm in tables: "baseline", "static", "off", "dynamic 4", "adaptive 4" (its tiers switch
+    at 4), "adaptive" (its default tiers).
+    """
+    if arm in ("dynamic", "adaptive") and threshold is not None and not pd.isna(threshold):
+        return f"{arm} {int(threshold)}"
     return arm
 
 
 def arm_sort_key(name: str) -> tuple[int, int]:
-    """Order of arm names: baseline, static, off, dynamic by threshold, adaptive."""
+    """Order of arm names: baseline, static, off, dynamic by threshold, adaptive with default tiers, then by
+    theirs.
+    """
     arm, _, threshold = name.partition(" ")
     return _ARM_ORDER.get(arm, len(_ARM_ORDER)), int(threshold or 0)
 
@@ -91,6 +96,11 @@ def measured(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     rows["arm_name"] = [arm_name(arm, threshold) for arm, threshold in zip(rows["arm"], rows["threshold"], strict=True)]
     rows[metric] = rows[metric].astype(float)
     return rows
+
+
+def steady_accept_length(results: pd.DataFrame) -> pd.DataFrame:
+    """The table without the accept lengths of cells that hardly speculated (a few steps at their very end)."""
+    return results.assign(accept_length=results["accept_length"].where(results["speculative_steps"] >= LEAST_STEPS))
 
 
 def cell_statistics(results: pd.DataFrame, metric: str = "output_tok_s") -> pd.DataFrame:

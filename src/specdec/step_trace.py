@@ -13,26 +13,28 @@ COLUMNS = {
     "step": "int64",  # decode step of the server, from its start
     "t_s": "float64",  # its start, s since the server's start
     "batch_size": "int64",  # requests in the step
-    "mode": "str",  # "speculative" | "plain"
+    "mode": "str",  # "speculative" | "plain"; missing on a server without the switch
     "tokens": "int64",  # committed in the step, over all its requests
-    "duration_us": "int64",
+    "duration_us": "int64",  # host time of the batch's run
 }
+LIVE = "requests"  # those of the batch not finished yet
+STAGES = ("draft", "verify", "draft_extend")
+STAGE_COLUMNS = {stage: f"{stage}_us" for stage in STAGES}  # their share of duration_us, host time
 
 
 def read_trace(path: str | Path, begin: int = 0) -> pd.DataFrame:
     """The steps of a trace file from byte `begin` on, in order; an unfinished last line is left out.
 
-    A column `requests` (those of the batch not finished yet) is kept where the server writes it.
-
-    Raises ValueError if another line is no step.
+    The columns `requests` and those of the stages are kept where the server writes them (a baseline has no
+    stages). Raises ValueError if another line is no step.
     """
     with Path(path).open("rb") as file:
         file.seek(begin)
         lines = file.read().split(b"\n")[:-1]
     try:
         steps = pd.DataFrame([json.loads(line) for line in lines])
-        steps = steps.reindex(columns=[*COLUMNS, *(name for name in ("requests",) if name in steps)])
-        return steps.astype(COLUMNS)
+        more = [name for name in (LIVE, *STAGE_COLUMNS.values()) if name in steps]
+        return steps.reindex(columns=[*COLUMNS, *more]).astype(COLUMNS)
     except ValueError as error:
         raise ValueError(f"{path} is no step trace: {error}") from None
 
@@ -47,7 +49,7 @@ def around_switches(trace: pd.DataFrame, steps: int = 20) -> pd.DataFrame:
     steps are left out. Where the trace does not say how many requests were live, the batch size stands for
     them: then a step in which only some had finished counts too low.
     """
-    live = trace["requests"] if "requests" in trace else trace["batch_size"]
+    live = trace[LIVE] if LIVE in trace else trace["batch_size"]
     trace = trace[(trace["mode"] != "speculative") | (trace["tokens"] > 0)]
     live = live.loc[trace.index]
     speculative = (trace["mode"] == "speculative").to_numpy()

@@ -1,4 +1,4 @@
-"""nbval holds the committed report against a fresh run over results/reference, and notices what it must."""
+"""nbval holds the committed report against a fresh run over the reference results, and notices what it must."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ def test_the_committed_report_is_complete() -> None:
 
 
 def test_the_committed_report_equals_a_fresh_run() -> None:
+    """Case 21: what is compared is meant; sanitize.cfg says what is not."""
     run = _nbval(REPORT)
     assert run.returncode == 0, run.stdout[-4000:]
 
 
 def test_a_stale_number_fails(changed_report: Callable[..., Path]) -> None:
-    """hopai #44: committed outputs that no longer follow from the results."""
+    """Case 22: hopai #44; committed outputs that no longer follow from the results."""
 
     def make_stale(notebook: Any) -> None:
         output = _cell(notebook, "show(throughput(results))").outputs[0]
@@ -70,6 +71,8 @@ def test_a_stale_number_fails(changed_report: Callable[..., Path]) -> None:
 
 
 def test_a_broken_cell_fails(changed_report: Callable[..., Path]) -> None:
+    """Case 22."""
+
     def break_cell(notebook: Any) -> None:
         _cell(notebook, "show(gain_map(results))").source = "show(gain_map(result))"
 
@@ -79,6 +82,8 @@ def test_a_broken_cell_fails(changed_report: Callable[..., Path]) -> None:
 
 
 def test_a_cell_that_does_nothing_fails(changed_report: Callable[..., Path]) -> None:
+    """Case 22: nbsmoke #42."""
+
     def empty_cell(notebook: Any) -> None:
         _cell(notebook, "show(gain_map(results))").source = "pass"
 
@@ -92,3 +97,4 @@ def test_the_page_holds_figures_and_no_code(tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") >= 5
     assert "show(throughput(results))" not in page
     assert "Throughput" in page
+    assert "<title>What did this run measure, and what follows from it?</title>" in page

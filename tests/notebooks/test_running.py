@@ -4,6 +4,8 @@ parameters.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import pytest
 
 from specdec.notebooks import NotebookFailed, check_executed, run_notebook
 from specdec.profile import ROOT
+from specdec.supervise import is_alive, tree_processes
 
 Write = Callable[..., Path]
 SWEEP = ROOT / "notebooks" / "02_threshold_sweep.ipynb"
@@ -28,6 +31,7 @@ def test_a_notebook_is_run_with_its_parameters(write_notebook: Write, tmp_path: 
 
 
 def test_a_broken_cell_fails_with_its_reason(write_notebook: Write, tmp_path: Path) -> None:
+    """Case 22."""
     path = write_notebook("print(n)", "raise RuntimeError('no such luck')")
     with pytest.raises(NotebookFailed, match="RuntimeError: no such luck") as failed:
         run_notebook(path, tmp_path / "out", {})
@@ -35,18 +39,45 @@ def test_a_broken_cell_fails_with_its_reason(write_notebook: Write, tmp_path: Pa
 
 
 def test_a_cell_that_does_nothing_fails(write_notebook: Write, tmp_path: Path) -> None:
-    """nbsmoke #42, hopai #44."""
+    """Case 22: nbsmoke #42, hopai #44."""
     with pytest.raises(NotebookFailed, match="shows nothing"):
         run_notebook(write_notebook("print(n)", "pass"), tmp_path / "out", {})
 
 
 @pytest.mark.parametrize("death", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
 def test_a_dead_kernel_ends_the_run_within_seconds(death: str, write_notebook: Write, tmp_path: Path) -> None:
-    """papermill #125, #711. The kernel of `os._exit(0)` even reports success."""
+    """Case 19: papermill #125, #711. The kernel of `os._exit(0)` even reports success."""
     began_s = time.monotonic()
     with pytest.raises(NotebookFailed, match="its kernel died"):
         run_notebook(write_notebook("print(n)", f"import os, time; {death}; time.sleep(600)"), tmp_path / "out", {})
     assert time.monotonic() - began_s < 60
+
+
+def test_ctrl_c_ends_the_kernel_too(write_notebook: Write, tmp_path: Path) -> None:
+    """Case 17: with the kernel its servers end. As in a terminal: SIGINT to the foreground process group."""
+    began = tmp_path / "began"
+    path = write_notebook(f"import os, pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(600)")
+    code = "import sys; from pathlib import Path; from specdec.notebooks import run_notebook; "
+    code += "run_notebook(Path(sys.argv[1]), Path(sys.argv[2]), {})"
+    run = subprocess.Popen(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "out")],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not began.exists():
+            assert run.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        kernels = [process for process in tree_processes(run.pid) if "ipykernel_launcher" in process.cmdline()]
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(30) != 0
+    finally:
+        run.kill()
+    assert len(kernels) == 1
+    assert not is_alive(kernels[0])
 
 
 def test_a_notebook_that_only_claims_to_be_done_is_not_done(write_notebook: Write) -> None:
@@ -67,7 +98,7 @@ def test_a_notebook_that_only_claims_to_be_done_is_not_done(write_notebook: Writ
 def test_papermill_itself_is_refused_before_anything_starts(
     given: tuple[str, str], reason: str, tmp_path: Path
 ) -> None:
-    """papermill #245, #545: the notebook refuses what papermill only logs."""
+    """Case 20: papermill #245, #545; the notebook refuses what papermill only logs."""
     command = [sys.executable, "-m", "papermill", str(SWEEP), str(tmp_path / "out.ipynb"), "-p", *given]
     run = subprocess.run(
         [*command, "-p", "out", str(tmp_path / "run")],

@@ -14,9 +14,17 @@ import pytest
 
 from specdec.load_ramp import read_ramps
 from specdec.notebooks import NOTEBOOKS, check_executed
-from specdec.results import read_results
+from specdec.plan import make_plan
+from specdec.results import read_results, required_sglang
+from specdec.step_cost import read_step_costs
 
+pytestmark = pytest.mark.sglang
 GRID = ["--concurrency", "1,4", "--thresholds", "2", "--repeats", "1"]
+PLAN = make_plan(sglang=required_sglang(), concurrencies=[1, 4], thresholds=[2], repeats=1)
+KINDS = {  # (arm, has a threshold)
+    "0.5.12": {("baseline", False), ("static", False), ("dynamic", True)},
+    "0.5.23": {("baseline", False), ("static", False), ("dynamic", True), ("adaptive", True), ("adaptive", False)},
+}[PLAN.sglang]
 LIMIT_S = 1800
 
 
@@ -37,13 +45,15 @@ def results(run: tuple[Path, str]) -> pd.DataFrame:
 
 def test_every_arm_is_measured_on_the_worker_it_names(results: pd.DataFrame) -> None:
     assert results["error"].isna().all(), results["error"].dropna().tolist()
-    arms = set(zip(results["worker"], results["arm"], strict=True))
-    assert arms == {("none", "baseline")} | {(w, a) for w in ("v1", "v2") for a in ("static", "dynamic")}
-    classes = results[results["worker"] != "none"].groupby("worker")["worker_class"].unique()
-    assert {worker: list(found) for worker, found in classes.items()} == {
-        "v1": ["EAGLEWorker"],
-        "v2": ["EAGLEWorkerV2"],
-    }
+    thresholds = results["threshold"].astype(object).where(results["threshold"].notna(), None)
+    arms = list(zip(results["arm"], results["worker"], thresholds, strict=True))
+    planned = [(arm.arm, arm.worker, arm.threshold) for arm in PLAN.arms()]
+    assert set(arms) == set(planned)
+    assert len(arms) == len(planned) * len(PLAN.concurrencies)
+    assert {(arm, threshold is not None) for arm, _, threshold in arms} == KINDS
+    classes = {"none": None, "v1": "EAGLEWorker", "v2": "EAGLEWorkerV2", "v2-tree": "EAGLEWorkerV2"}
+    for worker, found in results.groupby("worker")["worker_class"]:
+        assert found.dropna().unique().tolist() == [name for name in [classes[worker]] if name]
 
 
 def test_the_switch_acted_above_its_threshold_only(results: pd.DataFrame) -> None:
@@ -56,7 +66,7 @@ def test_the_switch_acted_above_its_threshold_only(results: pd.DataFrame) -> Non
 
 def test_the_ramp_switched_off_and_on_again(run: tuple[Path, str]) -> None:
     ramps = read_ramps(run[0])
-    assert [ramp.facts.worker for ramp in ramps] == ["v1", "v2"]
+    assert [ramp.facts.worker for ramp in ramps] == list(PLAN.workers)
     for ramp in ramps:
         assert ramp.facts.switches_off >= 1
         assert ramp.facts.switches_on >= 1
@@ -64,6 +74,19 @@ def test_the_ramp_switched_off_and_on_again(run: tuple[Path, str]) -> None:
         plain = ramp.trace["mode"] == "plain"
         assert (ramp.trace.loc[plain, "batch_size"] > 2).all()
         assert (ramp.trace.loc[~plain, "batch_size"] <= 2).all()
+
+
+def test_steps_of_every_server_and_mode_have_their_cost(run: tuple[Path, str]) -> None:
+    baseline, *workers = read_step_costs(run[0])
+    assert [(cost.batch_size, cost.mode) for cost in baseline.costs] == [(1, "baseline"), (4, "baseline")]
+    assert [one.worker for one in workers] == list(PLAN.workers)
+    for one in workers:
+        kinds = [(batch, mode) for batch in (1, 4) for mode in ("speculative", "plain")]
+        assert [(cost.batch_size, cost.mode) for cost in one.costs] == kinds
+        for cost in one.costs:
+            assert (cost.accept_length > 1) == (cost.mode == "speculative")
+            assert cost.verify is not None
+            assert cost.verify.p50_ms > 0
 
 
 def test_every_notebook_is_there_and_complete(run: tuple[Path, str]) -> None:
@@ -76,13 +99,14 @@ def test_the_second_notebook_measured_nothing_anew(run: tuple[Path, str]) -> Non
     (path,) = (run[0] / "notebooks").glob("02_*.ipynb")
     notebook = nbformat.read(path, as_version=4)
     outputs = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
-    assert "10/10" in outputs
+    cells = len(PLAN.arms()) * len(PLAN.concurrencies)
+    assert f"{cells}/{cells}" in outputs
 
 
 def test_figures_and_page_lie_in_the_folder(run: tuple[Path, str]) -> None:
     names = {path.name for path in (run[0] / "figures").iterdir()}
-    figures = ["throughput", "accept_length", "envelope", "gain_map", "latency_throughput"]
-    figures += [f"{name}-{w}" for name in ("ramp", "accept_length_around_switches") for w in ("v1", "v2")]
+    figures = ["throughput", "accept_length", "envelope", "gain_map", "latency_throughput", "step_cost"]
+    figures += [f"{name}-{w}" for name in ("ramp", "accept_length_around_switches") for w in PLAN.workers]
     assert names == {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
     assert (run[0] / "report.html").stat().st_size > 100_000
 

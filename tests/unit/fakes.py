@@ -34,6 +34,7 @@ class Behaviour:
     missing_tokens: int = 0  # tokens fewer than asked, per request
     miscounted_tokens: int = 0  # added to the server's count, per request
     metric_lag_s: float = 0.0
+    most_running: int | None = None  # requests that it admits at once
     adaptive_dropped: bool = False  # the server runs without SGLang's own switch though it was asked for
     error_event: bool = False  # an error as an event of an answer with status 200
     stall_from_request: int | None = None  # from this request on no token comes, health stays 200
@@ -217,7 +218,8 @@ class FakeServer:
         mode = "plain" if plain else "speculative"
         self._switches[mode] += mode != self._mode
         self._mode = mode
-        self._steps[self._in_flight] += 1
+        batch_size = min(self._in_flight, self.behaviour.most_running or self._in_flight)
+        self._steps[batch_size] += 1
         self._mode_steps[mode] += 1
         if not plain:
             self._speculative["tokens"] += new_tokens

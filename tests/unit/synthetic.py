@@ -24,10 +24,14 @@ def table(
     concurrencies: Sequence[int] = CONCURRENCIES,
     thresholds: Sequence[int] = (4, 16),
     workers: Sequence[str] = ("v1", "v2"),
+    adaptive: Sequence[int | None] = (),
     off_cost: float = 0.0,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """A run's table. `noise`: sd of log tok/s of a cell; `drift`: sd of what a whole block shares (log)."""
+    """A run's table. `noise`: sd of log tok/s of a cell; `drift`: sd of what a whole block shares (log).
+
+    `adaptive`: thresholds of SGLang's own switch on worker v2, None: its default tiers, here as with 8.
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for repeat in range(repeats):
@@ -41,6 +45,8 @@ def table(
                     speculates = concurrency <= threshold
                     ratio = static_ratio(concurrency) if speculates else 1.0 - off_cost
                     arms.append((worker, "dynamic", threshold, ratio))
+            for tier in adaptive:
+                arms.append(("v2", "adaptive", tier, static_ratio(concurrency) if concurrency <= (tier or 8) else 1.0))
             for order, (worker, arm, threshold, ratio) in enumerate(arms):
                 tok_s = plain * ratio * np.exp(block + rng.normal(0, noise))
                 rows.append(_row(worker, arm, threshold, concurrency, repeat, order, tok_s, rng))
@@ -57,7 +63,8 @@ def _row(
     tok_s: float,
     rng: np.random.Generator,
 ) -> dict[str, object]:
-    speculates = arm == "static" or (arm == "dynamic" and threshold is not None and concurrency <= threshold)
+    limit = {"baseline": 0, "static": np.inf, "adaptive": threshold or 8}.get(arm, threshold)
+    speculates = limit is not None and concurrency <= limit
     name = arm if threshold is None else f"{arm}-{threshold}"
     tpot_ms = 1000.0 * concurrency / tok_s
     return {
@@ -82,7 +89,8 @@ def _row(
         "achieved_batch_mean": 0.95 * concurrency,
         "achieved_batch_peak": concurrency,
         "accept_length": 2.4 + rng.normal(0, 0.02) if speculates else None,
-        "plain_step_share": 0.0 if speculates else (1.0 if arm == "dynamic" else None),
+        "speculative_steps": 100 if speculates else 0,
+        "plain_step_share": 0.0 if speculates else (1.0 if arm in ("dynamic", "adaptive") else None),
         "error": None,
         "machine": "test machine, 2 cores",
         "model": "tiny target",

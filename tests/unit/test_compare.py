@@ -57,6 +57,25 @@ def test_a_loss_of_20_percent_is_a_regression() -> None:
     assert ("dynamic 4", 32) not in worse  # plain there: nothing has changed
 
 
+def test_an_accept_length_of_a_few_steps_is_not_compared() -> None:
+    runs = [table(CROSSING, seed=seed) for seed in (0, 1)]
+    for run, length in zip(runs, (3.8, 2.0), strict=True):
+        hardly = (run["arm"] == "dynamic") & (run["concurrency"] == 32)
+        run.loc[hardly, ["accept_length", "speculative_steps"]] = [length, 9]
+    assert not compare_runs(*runs).regression
+
+
+def test_the_arms_of_sglangs_own_switch_are_compared_each_with_its_like() -> None:
+    runs = [table(CROSSING, workers=("v2",), adaptive=(4, 8, None), seed=seed) for seed in (0, 1)]
+    slow = (runs[1]["arm"] == "adaptive") & (runs[1]["threshold"] == 4)
+    runs[1].loc[slow, "output_tok_s"] *= 0.7
+    report = compare_runs(*runs)
+    adaptive = {c.arm for c in report.comparisons if c.arm.startswith("adaptive")}
+    assert adaptive == {"adaptive", "adaptive 4", "adaptive 8"}
+    worse = {c.arm for c in report.comparisons if c.verdict == "worse"}
+    assert worse == {"adaptive 4"}
+
+
 def test_a_gain_is_better_and_no_regression() -> None:
     report = compare_runs(table(CROSSING), table(lambda c: 1.3 * CROSSING(c), seed=1))
     assert report.exit_code == 0
@@ -72,7 +91,7 @@ def test_less_latency_is_better_and_more_is_worse() -> None:
 
 
 def test_a_fallen_accept_length_is_a_regression_on_any_machine() -> None:
-    """SGLang #16274: 2.35 to 1.48 went unnoticed."""
+    """Case 12: in SGLang #16274 a fall from 2.35 to 1.48 went unnoticed."""
     before = table(CROSSING)
     fallen = before["accept_length"].astype(float) * 1.48 / 2.35
     after = before.assign(accept_length=fallen, machine="another")

@@ -38,6 +38,7 @@ def times(tokens: int = 11, ttft_s: float = 0.5, tpot_s: float = 0.1, start_s: f
 
 
 def test_cell_counts_tokens_and_batches_as_the_server_does() -> None:
+    """Case 16: beside the concurrency asked for stands the batch that ran."""
     with FakeServer(Behaviour(metric_lag_s=0.2)) as server:
         cell = run_cell(server, PROMPTS, concurrency=2, output_tokens=5)
         assert server.most_in_flight == 2
@@ -62,6 +63,15 @@ def test_cell_counts_tokens_and_batches_as_the_server_does() -> None:
     assert cell.achieved_batch_peak == 2
     assert cell.speculative_steps == 30
     assert cell.accept_length == 1.0
+
+
+def test_a_server_that_admits_fewer_requests_shows_in_the_achieved_batch() -> None:
+    """Case 16: concurrency 6 asked for, 2 admitted at once."""
+    with FakeServer(Behaviour(most_running=2)) as server:
+        cell = run_cell(server, PROMPTS, concurrency=6, output_tokens=5)
+        assert server.most_in_flight == 6
+    assert cell.error is None
+    assert cell.achieved_batch_peak == 2
 
 
 def test_second_cell_counts_only_its_own_work() -> None:
@@ -103,6 +113,15 @@ def test_stall_ends_the_cell_though_health_says_200() -> None:
         assert server.health()
 
 
+def test_stall_of_a_server_that_does_not_answer_is_bounded() -> None:
+    """Its state would be waited for 30 s each time; here the stall is seen after less than two `stall_s`."""
+    began_s = time.monotonic()
+    behaviour = Behaviour(stall_from_request=0, hangs_in_stall=True)
+    with FakeServer(behaviour) as server, pytest.raises(CellError, match=r"stalled: no token for 2 s"):
+        run_cell(server, PROMPTS, concurrency=2, output_tokens=5, stall_s=2.0)
+    assert time.monotonic() - began_s < 25
+
+
 def test_slow_but_moving_cell_is_not_a_stall() -> None:
     with FakeServer(Behaviour(gap=lambda _: asyncio.sleep(0.4))) as server:
         cell = run_cell(server, PROMPTS[:1], concurrency=1, output_tokens=8, stall_s=1.2)
@@ -114,24 +133,55 @@ def test_server_death_in_the_middle_of_a_cell() -> None:
         run_cell(server, PROMPTS, concurrency=2, output_tokens=50)
 
 
-def test_times_per_token_with_empty_first_text_and_several_tokens_per_chunk(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3, 6])
+def test_time_per_token_does_not_depend_on_the_tokens_of_a_chunk(
+    tokens_per_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Known chunk times: a role chunk, 3 tokens at 1 s without text, then 3, 3 and 1 tokens, 0.6 s apart."""
+    """Case 14: 100 ms per token, however many of 13 come in one chunk; per chunk it would be six times that."""
+    clock = SteppedClock()
+    monkeypatch.setattr(bench_module(), "time", clock)
+
+    async def gap(chunk: int) -> None:
+        await clock.advance(0.1 * min(tokens_per_chunk, 13 - chunk * tokens_per_chunk))
+
+    with FakeServer(Behaviour(tokens_per_chunk=tokens_per_chunk, gap=gap)) as server:
+        cell = run_cell(server, ["one"], concurrency=1, output_tokens=13)
+    assert cell.error is None
+    assert (cell.tpot_ms_p50, cell.tpot_ms_p99) == pytest.approx((100, 100))
+    assert cell.ttft_ms_p50 == pytest.approx(100 * tokens_per_chunk)
+    assert cell.e2e_ms_p50 == pytest.approx(1300)
+
+
+@pytest.mark.parametrize(
+    ("role_chunk", "empty_first_text", "ttft_ms", "tpot_ms"),
+    [
+        (True, False, 1000, 1800 / 7),  # 7 tokens after the first text in 1.8 s
+        (False, True, 1600, 1200 / 4),  # the first text brings the count to 6: 4 tokens after it in 1.2 s
+        (True, True, 1600, 1200 / 4),
+    ],
+)
+def test_times_where_the_first_chunks_hold_no_text(
+    role_chunk: bool, empty_first_text: bool, ttft_ms: float, tpot_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 14: 3 tokens at 1 s, then 3, 3 and 1 tokens, 0.6 s apart.
+
+    Before them a chunk without a token, as a chat stream begins with a role; ours is the stream of /generate,
+    never OpenAI's. The first tokens may have no text yet: half a character.
+    """
     clock = SteppedClock()
     monkeypatch.setattr(bench_module(), "time", clock)
     gaps_s = [1.0, 0.6, 0.6, 0.6]
     behaviour = Behaviour(
         tokens_per_chunk=3,
-        empty_first_text=True,
-        role_chunk=True,
+        empty_first_text=empty_first_text,
+        role_chunk=role_chunk,
         gap=lambda index: clock.advance(gaps_s[index]),
     )
     with FakeServer(behaviour) as server:
         cell = run_cell(server, ["one"], concurrency=1, output_tokens=10)
     assert cell.error is None
-    assert cell.ttft_ms_p50 == pytest.approx(1600)  # the first text; its chunk brings the count to 6
-    assert cell.tpot_ms_p50 == pytest.approx(1200 / 4)  # 4 tokens after it in 1.2 s
+    assert cell.ttft_ms_p50 == pytest.approx(ttft_ms)
+    assert cell.tpot_ms_p50 == pytest.approx(tpot_ms)
     assert cell.e2e_ms_p50 == pytest.approx(2800)
     assert cell.duration_s == pytest.approx(2.8)
 
@@ -218,6 +268,7 @@ def test_missing_latency_is_missing_and_not_zero() -> None:
 
 STATE = {
     "active": True,
+    "adaptive": False,
     **{"speculative_steps": 10, "plain_steps": 5, "switches_off": 1, "switches_on": 1},
     **{"speculative_tokens": 25, "speculative_request_steps": 10, "steps_by_batch_size": {"1": 10, "4": 5}},
 }
@@ -237,8 +288,8 @@ def test_state_delta_counts_what_happened_between() -> None:
 
 
 def test_state_delta_of_baseline_and_of_a_server_without_plugin() -> None:
-    idle = {"active": False, "steps_by_batch_size": {}}
-    after = {"active": False, "steps_by_batch_size": {"3": 2}}
+    idle = {"active": False, "adaptive": False, "steps_by_batch_size": {}}
+    after = {"active": False, "adaptive": False, "steps_by_batch_size": {"3": 2}}
     baseline = state_delta(idle, after)
     assert (baseline["achieved_batch_mean"], baseline["achieved_batch_peak"]) == (3.0, 3)
     assert baseline["plain_steps"] is None

@@ -19,6 +19,8 @@ from sglang.srt.speculative.eagle_worker import EAGLEWorker
 
 from specdec.sglang_plugin.sglang_0_5_12 import plain_step
 
+pytestmark = pytest.mark.sglang
+
 
 class FakeBackend:
     """Remembers the number of draft tokens that SGLang's backends read from server_args when they are made."""
@@ -115,6 +117,7 @@ def test_building_it_leaves_settings_and_speculative_resources_alone(
 
 @pytest.mark.parametrize("built", [True], indirect=True)
 def test_without_cuda_graphs_it_has_none_either(built: tuple[Any, plain_step.PlainState]) -> None:
+    """Case 24: the eager path; it is also the one of every server in tests/server."""
     _, state = built
     assert state.target_graph_runner is state.draft_extend_graph_runner is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,73 @@ def test_concurrency_is_log2_with_the_measured_values_as_ticks(results: pd.DataF
         assert axis.get_ticklocs(minor=True).tolist() == []
 
 
+@pytest.fixture(scope="module")
+def seven_arms() -> pd.DataFrame:
+    """A chain with SGLang's own switch beside ours, and a tree, which that refuses."""
+    return table(crossing_at(6), thresholds=(4, 8), workers=("v2", "v2-tree"), adaptive=(4, 8, None))
+
+
+def test_sglangs_own_switch_stands_beside_ours(seven_arms: pd.DataFrame) -> None:
+    chain, tree = plots.throughput(seven_arms).axes
+    ours = ["baseline", "static EAGLE-3", "dynamic, threshold 4", "dynamic, threshold 8"]
+    own = ["SGLang adaptive, default tiers", "SGLang adaptive, tiers at 4", "SGLang adaptive, tiers at 8"]
+    assert list(_series(chain)) == [*ours, *own]
+    assert list(_series(tree)) == ours
+    assert tree.get_title(loc="left").startswith("Worker v2-tree")
+    texts = [text.get_text() for text in plots.gain_map(seven_arms).axes[1].texts]
+    assert texts.count("not in this run") == 3
+    assert "not\nmeasured" not in texts
+    distances = _series(plots.envelope_distance_figure(seven_arms).axes[2])
+    assert set(distances) == {*ours[2:], *own}
+
+
+@pytest.mark.parametrize("draw", [plots.throughput, plots.envelope_distance_figure, plots.latency_throughput])
+def test_legends_of_many_arms_are_not_cut(draw: Callable[[pd.DataFrame], Figure], seven_arms: pd.DataFrame) -> None:
+    figure = draw(seven_arms)
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+    assert len(legend.get_texts()) >= 7
+
+
+def test_what_three_workers_say_does_not_overlap() -> None:
+    three = table(crossing_at(6), workers=("v1", "v2", "v2-tree"))
+    three = three.assign(worker_class="EAGLEWorkerV2", topk=4, num_draft_tokens=16)
+    figure = plots.gain_map(three)
+    figure.draw_without_rendering()
+    panels = figure.axes[:3]
+    for texts in (
+        [ax._left_title for ax in panels],  # type: ignore[attr-defined]
+        [ax.xaxis.label for ax in panels],
+        [text for text in panels[0].texts if " to " in text.get_text()][:6],
+    ):
+        boxes = [text.get_window_extent() for text in texts]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("draw", [plots.throughput, plots.envelope_distance_figure, plots.latency_throughput])
+def test_a_faster_worker_is_not_cut_by_the_scale_of_the_one_beside_it(
+    draw: Callable[[pd.DataFrame], Figure], results: pd.DataFrame
+) -> None:
+    fast = results.copy()
+    fast.loc[fast["worker"] == "v2", "output_tok_s"] *= 5
+    ax = draw(fast).axes[1]
+    for x, y in _series(ax).values():
+        assert np.nanmax(x) <= ax.get_xlim()[1]
+        assert np.nanmax(y) <= ax.get_ylim()[1]
+
+
+@pytest.mark.parametrize("draw", OF_A_RUN)
+def test_the_foot_says_of_intervals_what_is_drawn(draw: Callable[[pd.DataFrame], Figure]) -> None:
+    two = " ".join(draw(table(crossing_at(6), repeats=2)).get_supxlabel().split())
+    assert "n = 2 repeats, so no interval" in two
+    assert "95 %" not in two
+    some = table(crossing_at(6))
+    some = some[(some["repeat"] < 2) | (some["concurrency"] > 1)]
+    foot = " ".join(draw(some).get_supxlabel().split())
+    assert "n = 2 to 3 repeats;" in foot
+    assert draw is plots.latency_throughput or "95 % interval where n is 3 or more" in foot
+
+
 def test_one_repeat_has_dots_and_no_bars() -> None:
     results = table(crossing_at(6), repeats=1)
     figure = plots.throughput(results)
@@ -159,10 +227,15 @@ def test_accept_length_leaves_out_cells_without_speculative_steps(results: pd.Da
     values = np.array(series["dynamic, threshold 4"][1])
     assert np.isfinite(values[:3]).all()
     assert np.isnan(values[3:]).all()
+    hardly = results.copy()
+    at_the_end = (hardly["arm"] == "dynamic") & (hardly["concurrency"] == 32)
+    hardly.loc[at_the_end, ["accept_length", "speculative_steps"]] = [3.8, 9]
+    assert np.isnan(_series(plots.accept_length(hardly).axes[0])["dynamic, threshold 4"][1][5])
 
 
 def test_arms_differ_in_colour_marker_and_line() -> None:
-    names = ["baseline", "static", "off", "adaptive", "dynamic 4", "dynamic 8", "dynamic 16", "dynamic 32"]
+    names = ["baseline", "static", "off", "dynamic 4", "dynamic 8", "dynamic 16", "dynamic 32"]
+    names += ["adaptive", "adaptive 4", "adaptive 8", "adaptive 16"]
     styles = [style(name, names) for name in names]
     assert len({look.colour for look in styles}) == len(names)
     assert len({look.marker for look in styles}) == len(names)
@@ -178,6 +251,14 @@ def test_an_arm_looks_the_same_in_every_figure(results: pd.DataFrame) -> None:
         for line in draw(results).axes[0].lines:
             if line.get_label() in looks and not str(line.get_label()).startswith("_"):
                 assert looks[line.get_label()] == (line.get_color(), line.get_marker())
+
+
+def test_modes_differ_in_a_grey_print() -> None:
+    speculative, plain = (
+        0.2126 * r + 0.7152 * g + 0.0722 * b
+        for r, g, b in (to_rgb(plots.MODE_COLOUR[m]) for m in ("speculative", "plain"))
+    )
+    assert speculative - plain > 0.1
 
 
 def test_timeline_shades_modes_and_counts_switches(trace: pd.DataFrame) -> None:
@@ -228,7 +309,7 @@ def test_recovery_figure_shows_both_sides(trace: pd.DataFrame) -> None:
     figure = plots.accept_length_around_switches(around_switches(trace, 5), "v1", ABOUT)
     left, right = figure.axes
     assert left.get_title(loc="left").startswith("Before switching off: 2.60 ± 0.3")
-    assert left.get_title(loc="left").endswith("(2x)")
+    assert left.get_title(loc="left").endswith("(2 switches)")
     assert right.get_title(loc="left").startswith("After coming back: 2.40 ± 0.3")
     assert _series(right)["mean before switching off"][1] == pytest.approx([2.6, 2.6])
 

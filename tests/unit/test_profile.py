@@ -167,6 +167,7 @@ print("accepted")
 """
 
 
+@pytest.mark.sglang
 def test_sglangs_own_parser_takes_every_command() -> None:
     """Also those of the profile that cannot be started here."""
     release = version("sglang")

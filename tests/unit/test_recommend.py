@@ -114,6 +114,7 @@ def test_one_repeat_is_not_enough_data() -> None:
 
 
 def test_a_server_that_admitted_fewer_requests_gives_thresholds_in_batches_it_ran() -> None:
+    """Case 16: asked and achieved differ, as in InferenceX #1697."""
     results = table(crossing_at(6), noise=0.01)
     results["achieved_batch_peak"] = results["achieved_batch_peak"].clip(upper=12)
     answer = recommend_threshold(table(lambda _: 1.3).assign(achieved_batch_peak=results["achieved_batch_peak"]), "v1")
@@ -127,6 +128,14 @@ def test_each_worker_has_its_own_answer() -> None:
     first, second = recommend(results)
     assert (first.worker, first.answer) == ("v1", Answer.THRESHOLD)
     assert (second.worker, second.answer) == ("v2", Answer.NO_THRESHOLD)
+
+
+def test_sglangs_own_switch_changes_nothing_in_what_is_recommended() -> None:
+    with_it = table(crossing_at(6), workers=("v2", "v2-tree"), adaptive=(4, None))
+    found = recommend(with_it)
+    assert [one.worker for one in found] == ["v2", "v2-tree"]
+    assert found == recommend(with_it[with_it["arm"] != "adaptive"])
+    assert [one.answer for one in found] == [Answer.THRESHOLD] * 2
 
 
 def test_crossover_interpolates_between_measured_batches() -> None:

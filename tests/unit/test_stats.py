@@ -45,13 +45,19 @@ def test_holm_on_a_worked_example() -> None:
 
 def test_arm_names_sort_as_figures_list_them() -> None:
     names = [
-        "adaptive",
+        arm_name("adaptive", 8),
+        arm_name("adaptive", np.nan),
+        arm_name("adaptive", 4.0),
+        arm_name("off", 0),
         arm_name("dynamic", 16),
         arm_name("dynamic", 4),
         "static",
         arm_name("baseline", None),
     ]
-    assert sorted(names, key=arm_sort_key) == ["baseline", "static", "dynamic 4", "dynamic 16", "adaptive"]
+    assert sorted(names, key=arm_sort_key) == [
+        *("baseline", "static", "off", "dynamic 4", "dynamic 16"),
+        *("adaptive", "adaptive 4", "adaptive 8"),
+    ]
 
 
 def test_pairing_cancels_the_drift_of_a_block() -> None:
@@ -112,6 +118,13 @@ def test_distance_from_the_envelope_shows_a_bad_threshold() -> None:
     assert found["dynamic 4"].to_numpy() == pytest.approx(1.0)
     assert found["dynamic 16", 4] == pytest.approx(1.0)
     assert found["dynamic 16", 16] == pytest.approx(crossing_at(6)(16))
+
+
+def test_what_off_costs_is_told_against_the_baseline() -> None:
+    """Case 2: not against a server that speculates, beside which any off looks good."""
+    found = ratio_statistics(table(lambda _: 0.5, noise=0.0, off_cost=0.3))
+    off = found[(found["arm_name"] == "dynamic 4") & (found["concurrency"] > 4)]
+    assert off["estimate"].to_numpy() == pytest.approx(0.7)
 
 
 def test_nullable_columns_of_a_real_table_are_understood() -> None:

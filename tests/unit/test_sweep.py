@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +72,7 @@ def test_rows_say_what_the_server_said(servers: StartedServers, tmp_path: Path) 
         "sglang/srt/speculative/eagle_worker.py",
     )
     assert (row["threshold"], row["resume_threshold"], row["topk"], row["sglang"]) == (4, 4, 4, "0.5.12")
+    assert (row["prompt_set"], row["prompt_set_sha256"]) == (PLAN.prompt_set, PLAN.prompt_set_sha256)  # case 15
     assert "--speculative-algorithm EAGLE3" in row["server_flags"]
     assert "/usr" not in row["server_flags"]
     baseline = frame.loc["baseline-c008-r0"]
@@ -86,6 +89,7 @@ def test_second_call_measures_nothing(servers: StartedServers, tmp_path: Path) -
 
 
 def test_lost_and_torn_cells_are_measured_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Case 18: a half-written file breaks no resume."""
     _, measured_on = failing(monkeypatch, lambda *_: None)
     run_sweep(PLAN, tmp_path)
     cells = tmp_path / "cells"
@@ -224,6 +228,35 @@ def test_full_disk_stops_the_run_and_keeps_rows(monkeypatch: pytest.MonkeyPatch,
     assert len(run_sweep(PLAN, tmp_path)) == len(ALL)
 
 
+def test_nothing_can_be_written_any_more(
+    specdec: Callable[..., int],
+    servers: StartedServers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A full disk takes neither a cell nor the tables nor the status: one line, and the rows before are kept."""
+    make_file, made = tempfile.mkstemp, []
+
+    def until_full(**where: Any) -> tuple[int, str]:
+        made.append(where)
+        if len(made) > 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return make_file(**where)
+
+    monkeypatch.setattr(tempfile, "mkstemp", until_full)
+    assert specdec("sweep", str(tmp_path), *SWEEP_ARGUMENTS) == 1
+    errors = capsys.readouterr().err
+    assert "stopped: [Errno 28] No space left on device" in errors
+    assert "Traceback" not in errors
+    assert servers.up() == []
+    monkeypatch.setattr(tempfile, "mkstemp", make_file)
+    kept = {cell.cell_id: cell.started_at for cell in read_cells(tmp_path)}
+    assert 1 <= len(kept) < len(ALL)
+    assert specdec("sweep", str(tmp_path), *SWEEP_ARGUMENTS) == 0
+    assert kept.items() <= {cell.cell_id: cell.started_at for cell in read_cells(tmp_path)}.items()
+
+
 def test_servers_follow_each_other_where_one_fills_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     most_up: list[int] = []
 
@@ -286,6 +319,17 @@ def test_cells_without_a_plan_and_a_broken_plan_are_refused(servers: StartedServ
     assert servers.started == []
 
 
+def test_a_cap_on_running_requests_is_said_before_it_is_measured(
+    servers: StartedServers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case 8: SGLang caps running requests in silence; the fakes say 32."""
+    run_sweep(make_plan("cpu-tiny", concurrencies=[1, 64], thresholds=[4], workers=["v1"], repeats=1), tmp_path)
+    assert "server v1 runs at most 32 requests at once, the sweep asks for 64: above, they wait" in caplog.text
+    caplog.clear()
+    run_sweep(PLAN, tmp_path / "within")
+    assert "at most" not in caplog.text
+
+
 def test_plan_is_written_before_a_server_starts(servers: StartedServers, tmp_path: Path) -> None:
     seen: list[SweepPlan] = []
     servers.refuse = lambda _: seen.append(read_plan(tmp_path)[1])  # type: ignore[func-returns-value]
@@ -301,6 +345,7 @@ def test_another_release_is_refused(servers: StartedServers, tmp_path: Path) -> 
 
 
 def test_changed_prompts_are_refused(servers: StartedServers, tmp_path: Path) -> None:
+    """Case 15: prompts decide what speculation is worth; a run has one set of them."""
     plan = PLAN.model_copy(update={"prompt_set_sha256": "0" * 64})
     with pytest.raises(ValueError, match="is not the one that was planned with"):
         run_sweep(plan, tmp_path / "out")
@@ -310,6 +355,30 @@ def test_two_runs_into_one_folder_are_refused(servers: StartedServers, tmp_path:
     with folder_lock(tmp_path), pytest.raises(ValueError, match=f"in use by process {os.getpid()} on "):
         run_sweep(PLAN, tmp_path)
     assert len(run_sweep(PLAN, tmp_path)) == len(ALL)
+
+
+def test_asking_for_the_status_does_not_keep_a_run_from_starting(servers: StartedServers, tmp_path: Path) -> None:
+    """To ask takes the lock of a folder that nobody holds, for an instant."""
+    run_sweep(PLAN, tmp_path)
+    path = tmp_path / "status.json"
+    path.write_text(path.read_text().replace('"done"', '"running"'))
+    asking = threading.Event()
+
+    def ask() -> None:
+        while not asking.is_set():
+            read_status(tmp_path)
+
+    askers = [threading.Thread(target=ask) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    try:
+        for _ in range(200):
+            with folder_lock(tmp_path):
+                pass
+    finally:
+        asking.set()
+        for asker in askers:
+            asker.join()
 
 
 # Processes
@@ -335,6 +404,7 @@ def wait_for_cells(out: Path, count: int, process: subprocess.Popen[str]) -> Non
 
 
 def test_kill_9_in_the_middle_and_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Case 18: done cells stay, byte for byte."""
     out = tmp_path / "out"
     with sweep_process(out, cell_s=0.3) as process:
         wait_for_cells(out, 2, process)
@@ -356,6 +426,7 @@ def test_kill_9_in_the_middle_and_go_on(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_the_command_with_one_line_and_rows_kept(tmp_path: Path, number: signal.Signals) -> None:
+    """Case 17: at the terminal and from a scheduler."""
     out = tmp_path / "out"
     with sweep_process(out, cell_s=0.3) as process:
         wait_for_cells(out, 1, process)

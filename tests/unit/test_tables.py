@@ -36,6 +36,15 @@ def test_arms_stand_in_order_with_their_intervals(results: pd.DataFrame) -> None
     assert shown.loc["baseline", 1] == f"{first['estimate']:.1f} ± {first['high'] - first['estimate']:.1f}"
 
 
+def test_sglangs_own_switch_has_a_row_for_each_of_its_tiers() -> None:
+    found = table(crossing_at(6), thresholds=(4,), workers=("v2", "v2-tree"), adaptive=(None, 4))
+    own = ["v2 SGLang adaptive, default tiers", "v2 SGLang adaptive, tiers at 4"]
+    ours = [f"{worker} {arm}" for worker in ("v2", "v2-tree") for arm in ("static EAGLE-3", "dynamic, threshold 4")]
+    assert by_concurrency(found).index.tolist() == ["baseline", *ours[:2], *own, *ours[2:]]
+    assert gains(found).index.tolist() == [*ours[:2], *own, *ours[2:]]
+    assert (gains(found)["blocks"] == 3).all()
+
+
 def test_what_failed_is_a_dash_not_a_number(results: pd.DataFrame) -> None:
     assert by_concurrency(results).loc["v1 static EAGLE-3", 8] == "-"
     assert failures(results)["error"].tolist() == ["ServerDied: no memory"] * 3

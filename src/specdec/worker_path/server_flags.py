@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import difflib
+import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -84,6 +85,7 @@ def _switch(values: dict[str, Any]) -> SwitchSettings | None:
     return SwitchSettings(largest, resume, dwell)
 
 
+@functools.cache
 def _parser(release: str) -> argparse.ArgumentParser:
     # SUPPRESS leaves what was not given out of the namespace, so that Settings' defaults stand.
     parser = _Parser(prog=f"SGLang {release}", add_help=False, argument_default=argparse.SUPPRESS)
