@@ -1,5 +1,5 @@
 # make sweep   environment, model pair, servers, notebooks, report; everything into OUT
-# make test    lint, types, and all tests (real servers included)
+# make test    lint, types, and all tests on both SGLang releases, real servers included; SGLANG=0.5.23: on that one
 # make lab     JupyterLab in the same environment
 # Overrides:   make sweep CONCURRENCY=1,8 THRESHOLDS=4 REPEATS=1 WORKERS=v1 PROFILE=cpu-tiny OUT=results/my-run
 #              make sweep SGLANG=0.5.23
@@ -22,13 +22,31 @@ RUN_OPTIONS = $(call option,PROFILE,--profile) $(call option,CONCURRENCY,--concu
   $(call option,THRESHOLDS,--thresholds) $(call option,REPEATS,--repeats) $(call option,WORKERS,--workers) \
   $(call option,OUT,--out)
 
-.PHONY: sweep test lint lab env
+# A release's own tests run in its environment; those that no release decides run in the first one's alone.
+RELEASES := $(if $(filter command,$(firstword $(origin SGLANG))),$(SGLANG),0.5.12 0.5.23)
+LOGS = $(RELEASES:%=.venv/test-%.log)
+# At the same time: a server here computes on one core.
+AT_ONCE = $(MAKE) --no-print-directory -j2
+
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
+.PHONY: sweep test lint lab env $(RELEASES:%=env-%) $(RELEASES:%=test-%)
 
 sweep: env
 	@$(BIN)/specdec run $(RUN_OPTIONS)
 
-test: lint
-	$(BIN)/python -m pytest tests/unit tests/server tests/notebooks
+# The last line is pytest's own.
+test:
+	@$(AT_ONCE) $(RELEASES:%=env-%)
+	@$(MAKE) --no-print-directory lint
+	@$(AT_ONCE) --keep-going $(RELEASES:%=test-%) || { grep -hE '^(FAILED|ERROR) ' $(LOGS); tail -qn 1 $(LOGS); false; }
+	@tail -qn 1 $(LOGS)
+
+# Ctrl-C is for pytest, which ends its servers; tee and sed wait for what it says then.
+$(RELEASES:%=test-%): test-%:
+	@.venv/sglang-$*/bin/python -m pytest -v $(if $(filter $*,$(firstword $(RELEASES))),,-m sglang) \
+	  tests/unit tests/server tests/notebooks 2>&1 | (trap '' INT; tee .venv/test-$*.log | sed -u 's/^/$* | /')
 
 lint: env
 	$(BIN)/ruff check .
@@ -40,3 +58,6 @@ lab: env
 
 env:
 	@env/setup.sh '$(SGLANG)'
+
+$(RELEASES:%=env-%): env-%:
+	@env/setup.sh '$*'

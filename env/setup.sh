@@ -64,7 +64,7 @@ rm -rf "$venv"
 : >"$log"
 "$python" -m venv "$venv" >>"$log" 2>&1 || die "cannot make a virtual environment: $(tail -1 "$log")"
 
-echo "[$SECONDS s] torch"
+echo "[$SECONDS s] $release: torch"
 pip_install --only-binary :all: "$(grep '^torch==' "$lock")"
 # A CUDA build does not import here without its CUDA packages: read its version file instead.
 build=$("$venv/bin/python" -c 'import runpy, sysconfig
@@ -72,10 +72,13 @@ print(runpy.run_path(sysconfig.get_path("platlib") + "/torch/version.py")["cuda"
 [[ $build == None ]] || die "pip chose a build of torch for CUDA $build. Point it at PyTorch's index of CPU builds (its address is \
 on pytorch.org's install page: Pip, CPU): PIP_EXTRA_INDEX_URL=ADDRESS make env"
 
-echo "[$SECONDS s] $(grep -c == "$lock") packages"
+echo "[$SECONDS s] $release: $(grep -c == "$lock") packages"
 pip_install --only-binary :all: -r "$lock"
-echo "[$SECONDS s] specdec and the CPU stand-ins"
+echo "[$SECONDS s] $release: specdec and the CPU stand-ins"
+exec 8>.venv/source.lock # this writes into the source tree, where another release's set-up may do the same
+flock 8
 pip_install --no-build-isolation -e env/cpu_standins -e .
+flock -u 8
 
 "$venv/bin/python" -c 'import torch, sglang, specdec' >>"$log" 2>&1 || die "the environment does not import: $(tail -1 "$log")"
 echo "$wanted" >"$venv/stamp"

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,20 @@ def generate(url: str, requests: Sequence[Request], concurrency: int | None = No
 
 def tokens(answers: Sequence[dict[str, Any] | None]) -> list[list[int] | None]:
     return [answer["output_ids"] if answer is not None else None for answer in answers]
+
+
+_KNOWN: dict[str, dict[str, Any]] = {}  # greedy answers of the baseline, by request
+
+
+def baseline_answers(url: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """The baseline's answers to greedy requests, in order. Each is asked for once: it would answer the same again."""
+    keys = [json.dumps(request.payload()) for request in requests]
+    new = {key: replace(request, delay_s=0.0) for key, request in zip(keys, requests, strict=True) if key not in _KNOWN}
+    if new:
+        for key, answer in zip(new, generate(url, list(new.values())), strict=True):
+            assert answer is not None
+            _KNOWN[key] = answer
+    return [_KNOWN[key] for key in keys]
 
 
 async def _generate(url: str, requests: Sequence[Request], concurrency: int) -> list[dict[str, Any] | None]:

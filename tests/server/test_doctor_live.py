@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shapes import SHAPES, WORKER
+import pytest
+from shapes import SHAPES, WORKER_CLASS, on_one_shape
 
 from specdec.server import Server
+
+pytestmark = pytest.mark.sglang
 
 SPECDEC = str(Path(sys.executable).with_name("specdec"))
 
@@ -20,7 +23,7 @@ def test_predicted_is_actual(shape: str, switched: Server) -> None:
     """Case 11: class, file and overlap as predicted from the server's own arguments are those that run."""
     done = command("doctor", "--json", "--url", switched.url)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert WORKER[SHAPES[shape][0]] in done.stdout
+    assert WORKER_CLASS[SHAPES[shape].worker] in done.stdout
     json.loads(done.stdout)
 
 
@@ -30,6 +33,7 @@ def test_a_server_whose_plugin_is_inactive(baseline: Server) -> None:
     assert "inactive" in done.stdout + done.stderr
 
 
+@on_one_shape
 def test_the_threshold_command(switched: Server) -> None:
     done = command("threshold", "--url", switched.url, "6", "--resume", "2", "--dwell", "3")
     assert (done.returncode, done.stdout) == (0, "threshold 6, resume threshold 2, dwell 3 steps\n")

@@ -13,6 +13,8 @@ from test_tokens import check_tokens, delta
 
 from specdec.server import Server, ServerPlan
 
+pytestmark = pytest.mark.sglang
+
 
 @pytest.fixture(scope="module")
 def untrained_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,12 +46,10 @@ def untrained_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_eagle_crosses_the_threshold(
     baseline: Server, start: Callable[[ServerPlan], Server], untrained_draft: Path
 ) -> None:
-    shape = list(SHAPES)[-1]
     flags = ["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(untrained_draft)]
-    server = start(plan(shape, *flags))
+    server = start(plan(list(SHAPES)[-1], *flags))
     server.set_threshold(3)
     before, after = check_tokens(baseline, server, [Request(prompt(i), 16 + 8 * i) for i in range(6)])
     assert delta(before, after, "switches_off") >= 1
     assert delta(before, after, "plain_steps") > 0
     assert delta(before, after, "speculative_steps") > 0
-    server.stop()

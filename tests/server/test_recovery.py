@@ -1,32 +1,42 @@
 """Speculation comes back as good as it was (case 3): draft state and accept length after an off spell."""
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from client import Request, generate, prompt
+from shapes import RANDOM, on_all_shapes
 
 from specdec.server import Server
 
+pytestmark = [pytest.mark.sglang, on_all_shapes]
 LENGTH = 400  # tokens: an on spell, an off spell and an on spell
 
 
 def rows(path: Path, start: int = 0) -> list[list]:
-    return [json.loads(line) for line in path.read_text().splitlines()[start:]]
+    """The lines of a trace from byte `start` on that are complete."""
+    with path.open("rb") as trace:
+        trace.seek(start)
+        return [json.loads(line) for line in trace.read().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def test_draft_state_is_that_of_a_run_that_always_speculated(injected: Server, draft_trace: Path) -> None:
-    server, path = injected, draft_trace
+def size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def test_draft_state_is_that_of_a_run_that_always_speculated(switched: Server, draft_trace: Path) -> None:
     requests = [Request(prompt(i), 80, delay_s=0.1 * i) for i in range(6)]
     states = []
-    for threshold in (None, 1):
-        server.set_threshold(threshold)
-        server.flush_cache()
-        first = len(rows(path))
-        generate(server.url, requests)
-        states.append({(tuple(ids), seq_len): rest for ids, seq_len, *rest in rows(path, first)})
+    for threshold in (None, RANDOM):
+        switched.set_threshold(threshold)
+        switched.flush_cache()
+        draft_trace.touch()
+        generate(switched.url, requests)
+        states.append({(tuple(ids), seq_len): rest for ids, seq_len, *rest in rows(draft_trace)})
+        draft_trace.unlink()
     always, mixed = states
     common = always.keys() & mixed.keys()
     assert len(mixed) > len(common) > 40, "plain steps stop at positions that speculative steps jump over"
@@ -42,13 +52,15 @@ def test_accept_length_comes_back_after_an_off_spell(switched: Server, step_trac
     server, path = switched, step_trace
     request = Request(prompt(3), LENGTH)
 
-    first = len(rows(path))
+    server.flush_cache()
+    first = size(path)
     generate(server.url, [request])
     always = rows(path, first)
 
     server.flush_cache()
+    first = size(path)
     generate_with_off_spell(server, request, path)
-    spell = rows(path, first + len(always))
+    spell = rows(path, first)
     off = [row["step"] for row in spell if row["mode"] == "plain"]
     assert len(off) > 20, "the off spell was too short to say anything"
     assert spell[0]["mode"] == spell[-1]["mode"] == "speculative"
@@ -63,12 +75,10 @@ def test_accept_length_comes_back_after_an_off_spell(switched: Server, step_trac
 
 def generate_with_off_spell(server: Server, request: Request, trace: Path) -> None:
     """Switch off while the request is in its first third, and on again in its second."""
-    import threading
-
-    first = len(rows(trace))
+    first = size(trace)
     thread = threading.Thread(target=generate, args=(server.url, [request]))
     thread.start()
-    wait_for(lambda: len(rows(trace)) >= first + 20)
+    wait_for(lambda: len(rows(trace, first)) >= 20)
     server.set_threshold(0)
     wait_for(lambda: sum(row["mode"] == "plain" for row in rows(trace, first)) >= 30)
     server.set_threshold(None)

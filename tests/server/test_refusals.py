@@ -9,6 +9,7 @@ import pytest
 from client import ROOT
 from shapes import PROFILE, RELEASE
 
+pytestmark = pytest.mark.sglang
 THRESHOLD = "--speculative-disable-batch-threshold"
 TARGET = str(ROOT / "env/tiny_pair/target")
 BASE = ["--model-path", TARGET, "--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.1"]

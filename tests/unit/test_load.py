@@ -67,9 +67,13 @@ def test_cell_counts_tokens_and_batches_as_the_server_does() -> None:
 
 def test_a_server_that_admits_fewer_requests_shows_in_the_achieved_batch() -> None:
     """Case 16: concurrency 6 asked for, 2 admitted at once."""
-    with FakeServer(Behaviour(most_running=2)) as server:
+
+    async def until_all_are_here(_: int) -> None:
+        while server.most_in_flight < 6:
+            await asyncio.sleep(0.01)
+
+    with FakeServer(Behaviour(most_running=2, gap=until_all_are_here)) as server:
         cell = run_cell(server, PROMPTS, concurrency=6, output_tokens=5)
-        assert server.most_in_flight == 6
     assert cell.error is None
     assert cell.achieved_batch_peak == 2
 
