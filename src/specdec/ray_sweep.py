@@ -89,9 +89,10 @@ def run_ray_sweep(
 def _collect(run: Run, tasks: RayTasks, progress: Callable[..., Any]) -> None:
     """Hand out the missing cells and keep each row as it comes."""
     missing = run.missing()
-    shares = split(missing)
+    shares, restarts = split(missing), run.restarts()
     with run.bar(progress, len(missing)) as bar:
         for share in shares:
+            share.restarts = restarts[share.server]
             tasks.start(run.run_id, share)
         run.note("running")
         for share, news in tasks.news():

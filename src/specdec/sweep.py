@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from specdec.arm_servers import ArmServers, describe
 from specdec.bench import bench_module
 from specdec.load import run_cell
 from specdec.loop_thread import DEFAULT_STALL_S
-from specdec.plan import ARM_NONE, PlannedCell, SweepPlan, make_plan
+from specdec.plan import ARM_NONE, Arm, PlannedCell, SweepPlan, make_plan
 from specdec.profile import locate
 from specdec.prompts import PromptSet, read_prompts
 from specdec.results import (
@@ -63,7 +64,7 @@ def run_sweep(
     """
     prompts = check_inputs(plan)
     with open_run(plan, Path(out), retry_failed) as run:
-        servers = ArmServers(plan, run.out / "logs", prompts)
+        servers = ArmServers(plan, run.out / "logs", prompts, run.restarts())
         with contextlib.closing(servers):
             _measure_all(run, CellMeasurer(plan, run.run_id, prompts, servers, stall_s), progress)
     return run.table
@@ -98,6 +99,14 @@ class Run:
     def take_done(self, rows: list[Cell], retry_failed: bool) -> None:
         """Count the rows of an earlier call as done."""
         self.rows = {row.cell_id: row for row in rows if row.error is None or not retry_failed}
+
+    def restarts(self) -> Counter[str]:
+        """By server: how often it was started again after a failure, earlier calls included."""
+        restarts: Counter[str] = Counter()
+        for row in self.rows.values():
+            server = Arm(row.arm, row.worker, row.threshold).server
+            restarts[server] = max(restarts[server], row.server_restarts)
+        return restarts
 
     def missing(self) -> list[PlannedCell]:
         """The cells of the plan's `repeats` that have no row, in the plan's order."""

@@ -127,6 +127,10 @@ def test_failed_cell_is_a_row_and_the_next_gets_a_fresh_server(monkeypatch: pyte
     later = frame[(frame["worker"] == "v1") & frame["error"].isna()]
     assert set(later["server_restarts"]) == {1}
     assert set(frame.loc[frame["worker"] == "v2", "server_restarts"]) == {0}
+    lost = later["cell_id"].iloc[-1]
+    (tmp_path / "cells" / f"{lost}.json").unlink()
+    resumed = run_sweep(PLAN, tmp_path).set_index("cell_id")
+    assert resumed.loc[lost, "server_restarts"] == 1, "the column counts over the whole run"
 
 
 def test_server_death_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
