@@ -6,11 +6,19 @@ the tree sampling rule and the renormalisations in place, requests at a temperat
 target's distribution.
 """
 
+import sys
+
 from specdec.cpu import operators
+
+REFUSED = "--speculative-use-rejection-sampling"
 
 
 def install() -> None:
     """Put the CPU pieces into SGLang 0.5.23's modules. Called once in each of a server's processes."""
+    if REFUSED in sys.argv:
+        from specdec.sglang_plugin.hooks import refuse
+
+        refuse(f"{REFUSED} has no CPU stand-in in specdec: without it tokens are sampled right; drop it")
     from sglang.srt.speculative import eagle_utils
 
     eagle_utils._verify_uses_greedy = _verify_uses_greedy
@@ -24,5 +32,5 @@ def _verify_uses_greedy(
 ) -> bool:
     """Takes the place of SGLang's function of that name, for which being a CPU is reason enough."""
     if use_rejection_sampling:
-        raise NotImplementedError("--speculative-use-rejection-sampling has no CPU stand-in in specdec; drop it")
+        raise NotImplementedError(f"{REFUSED} has no CPU stand-in in specdec; drop it")
     return is_all_greedy
