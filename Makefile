@@ -1,6 +1,7 @@
 # make sweep   environment, model pair, servers, notebooks, report; everything into OUT
 # make test    lint, types, and all tests on both SGLang releases, real servers included; SGLANG=0.5.23: on that one
 # make lab     JupyterLab in the same environment
+# make report  notebook 04 executed again over the reference results, its outputs kept in the repository
 # Overrides:   make sweep CONCURRENCY=1,8 THRESHOLDS=4 REPEATS=1 WORKERS=v1 PROFILE=cpu-tiny OUT=results/my-run
 #              make sweep SGLANG=0.5.23
 
@@ -31,7 +32,7 @@ AT_ONCE = $(MAKE) --no-print-directory -j2
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: sweep test lint lab env $(RELEASES:%=env-%) $(RELEASES:%=test-%)
+.PHONY: sweep test lint lab report env $(RELEASES:%=env-%) $(RELEASES:%=test-%)
 
 sweep: env
 	@$(BIN)/specdec run $(RUN_OPTIONS)
@@ -55,6 +56,9 @@ lint: env
 
 lab: env
 	$(BIN)/jupyter lab --notebook-dir notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
+
+report: env
+	$(BIN)/python -c 'from specdec.notebooks import refresh_report; refresh_report()'
 
 env:
 	@env/setup.sh '$(SGLANG)'

@@ -102,8 +102,8 @@ def ramp_run(
     load: str = "ramp",
     peak: int = 0,
     phase_s: float = 3.0,
-    input_tokens: str = "",
-    output_tokens: str = "",
+    input_tokens: str | int = "",
+    output_tokens: str | int = "",
     slo_ttft_ms: float = 0.0,
     slo_tpot_ms: float = 0.0,
     seed: int = 0,
@@ -134,15 +134,15 @@ def ramp_run(
     load = _text("load", load)
     _refuse_unused(load, peak, input_tokens, output_tokens)
     lengths = LengthsAsked(
-        input=None if input_tokens == "" else parse_lengths("input_tokens", input_tokens),
-        output=parse_lengths("output_tokens", str(plan.output_tokens) if output_tokens == "" else output_tokens),
+        input=None if input_tokens == "" else parse_lengths("input_tokens", str(input_tokens)),
+        output=parse_lengths("output_tokens", str(plan.output_tokens if output_tokens == "" else output_tokens)),
     )
     made = make_load(load, threshold, peak or plan.concurrencies[-1], float(phase_s), lengths, seed)
     refuse_too_long(made, [*plan.profile.flags, *plan.profile.release(plan.sglang).flags])
     return RampRun(plan, run_folder(out), threshold, made)
 
 
-def _refuse_unused(load: str, peak: int, input_tokens: str, output_tokens: str) -> None:
+def _refuse_unused(load: str, peak: int, input_tokens: str | int, output_tokens: str | int) -> None:
     """Raise ValueError for a parameter that this load would not use."""
     if peak and load != "ramp":
         raise ValueError(f"peak belongs to load 'ramp', not to {load!r}: leave it 0")

@@ -196,7 +196,13 @@ def make_plan(
     limit = _integer("max_repeats", repeats if max_repeats is None else max_repeats, repeats)
     if target_ci is None and limit != repeats:
         raise ValueError("max_repeats needs a target_ci to decide when to stop before it")
+    precision = _positive("target_ci", target_ci)
+    if precision is not None and precision >= 1:
+        raise ValueError(f"target_ci is a share of the mean, below 1, for example 0.03; got {target_ci!r}")
+    if precision is not None and limit == repeats:
+        raise ValueError(f"target_ci needs max_repeats above repeats ({repeats}): up to how many to go on")
     tokens = grid.output_tokens if output_tokens is None else output_tokens
+    _refuse_beyond_context(tokens, (*chosen.flags, *chosen.release(sglang).flags))
     prompt_set = read_prompts(locate(chosen.prompts))
     return SweepPlan(
         profile=chosen,
@@ -205,7 +211,7 @@ def make_plan(
         concurrencies=_integers("concurrencies", grid.concurrencies if concurrencies is None else concurrencies, 1),
         thresholds=_integers("thresholds", grid.thresholds if thresholds is None else thresholds, 0),
         repeats=repeats,
-        target_ci=_positive("target_ci", target_ci),
+        target_ci=precision,
         max_repeats=limit,
         output_tokens=_integer("output_tokens", tokens, 2),
         prompt_set=prompt_set.name,
@@ -214,6 +220,16 @@ def make_plan(
         slo_tpot_ms=_positive("slo_tpot_ms", slo_tpot_ms),
         seed=_integer("seed", seed, 0),
     )
+
+
+def _refuse_beyond_context(output_tokens: Any, flags: Sequence[str]) -> None:
+    if "--context-length" not in flags or not isinstance(output_tokens, int):
+        return
+    context = int(flags[flags.index("--context-length") + 1])
+    if output_tokens >= context:
+        raise ValueError(
+            f"output_tokens must be below the profile's --context-length of {context}, got {output_tokens}"
+        )
 
 
 def _integer(name: str, value: Any, least: int) -> int:

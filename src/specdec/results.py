@@ -225,11 +225,12 @@ def write_cell(out: str | Path, cell: Cell) -> Path:
     return path
 
 
-def read_cells(out: str | Path) -> list[Cell]:
+def read_cells(out: str | Path, set_aside: bool = True) -> list[Cell]:
     """The valid rows of `out`/cells, by start time.
 
-    A torn file, one of another schema or under another cell's name is renamed to *.set-aside (where the
-    folder can be written) and named in one warning line; a run measures that cell anew.
+    A torn file, one of another schema or under another cell's name is left out and named in one warning line;
+    with `set_aside` it is renamed to *.set-aside (where the folder can be written), and a run measures that
+    cell anew.
     """
     cells = []
     for path in sorted((Path(out) / CELLS_FOLDER).glob("*.json")):
@@ -238,20 +239,21 @@ def read_cells(out: str | Path) -> list[Cell]:
             if cell.cell_id != path.stem:
                 raise ValueError(f"holds the cell {cell.cell_id}")
         except ValueError as error:
-            _set_aside(path, error)
+            _warn_of(path, error)
+            if set_aside:
+                with contextlib.suppress(OSError):  # read-only folder: it is left out all the same
+                    path.replace(path.with_name(path.name + ".set-aside"))
         else:
             cells.append(cell)
     return sorted(cells, key=lambda cell: (cell.started_at, cell.cell_id))
 
 
-def _set_aside(path: Path, error: ValueError) -> None:
+def _warn_of(path: Path, error: ValueError) -> None:
     reason = str(error)
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         reason = f"{'.'.join(str(part) for part in first['loc']) or 'file'}: {first['msg']}"
-    _log.warning("%s is no valid cell (%s); set aside", path, reason)
-    with contextlib.suppress(OSError):  # read-only folder: it is left out all the same
-        path.replace(path.with_name(path.name + ".set-aside"))
+    _log.warning("%s is no valid cell (%s); left out", path, reason)
 
 
 def read_results(out: str | Path) -> pd.DataFrame:
@@ -262,7 +264,7 @@ def read_results(out: str | Path) -> pd.DataFrame:
     """
     out = Path(out)
     if (out / CELLS_FOLDER).is_dir():
-        return to_frame(read_cells(out))
+        return to_frame(read_cells(out, set_aside=False))  # whoever looks at a run changes nothing in it
     table = out / "results.parquet"
     if not table.is_file():
         raise ValueError(f"{out} holds no results: neither {CELLS_FOLDER}/ nor results.parquet")

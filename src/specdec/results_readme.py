@@ -18,7 +18,11 @@ _LAYOUT = """\
 
 A run folder (`results/run` unless `OUT=` says otherwise) holds what one profile gave on one machine. Written by
 `make sweep`, `specdec sweep` and the notebooks; read by notebook 04, `specdec status` and `specdec compare`.
-`results/reference/` holds committed runs of the tiny model, without logs and cells.
+
+`results/reference/` holds a run of each release with the tiny model; of a run it keeps the tables, `ramp/`,
+`step_cost/` and three figures as PNG. `sglang-0.5.12`: `make sweep REPEATS=5` at commit 7dbc9f9. `sglang-0.5.23`:
+`make sweep SGLANG=0.5.23 THRESHOLDS=8 REPEATS=5` at 20d0f5a, stopped after four repeats; the tiers of its adaptive arm
+at 8 were {"1": 3 steps, "9": 0 steps}. Ramps of 0.5.23 and all step costs were measured apart, at 5fc827d.
 
 | path | what it is |
 | --- | --- |

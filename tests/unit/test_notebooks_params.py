@@ -129,6 +129,12 @@ def test_a_bad_ramp_is_one_line(name: str, value: object, words: str) -> None:
     assert words in str(error.value)
 
 
+def test_lengths_may_come_as_numbers() -> None:
+    """Papermill makes an integer of `-p input_tokens 64`."""
+    run = ramp_run(**{**RAMP, "load": "poisson:4", "peak": 0, "input_tokens": 64})  # type: ignore[arg-type]
+    assert all(size.input_tokens == 64 for size in run.load.sizes)
+
+
 def test_a_ramp_takes_threshold_and_peak_from_the_profile() -> None:
     run = ramp_run(**{**RAMP, "threshold": 0, "peak": 0})  # type: ignore[arg-type]
     assert run.threshold == min(run.plan.profile.grid.thresholds)

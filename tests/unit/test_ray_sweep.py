@@ -300,7 +300,11 @@ def free_port() -> int:
 @pytest.mark.parametrize(
     ("address", "arguments", "reason"),
     [
-        ("auto", ["--target-ci=0.1"], "--ray goes without --target-ci: each further repeat would start every server"),
+        (
+            "auto",
+            ["--target-ci=0.1", "--max-repeats=9"],
+            "--ray goes without --target-ci: each further repeat would start every server",
+        ),
         ("local", [], "--ray must be auto, or HOST:PORT of the cluster's head, got 'local'"),
         ("ray://head:10001", [], "--ray must be auto, or HOST:PORT of the cluster's head, got 'ray://head:10001'"),
         (f"127.0.0.1:{free_port()}", [], "no Ray cluster there ([Errno 111] Connection refused)"),

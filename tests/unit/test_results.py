@@ -143,6 +143,14 @@ def test_torn_and_alien_files_are_set_aside_with_one_line(
     assert len(read_cells(tmp_path)) == 1  # and once only
 
 
+def test_reading_results_changes_nothing(tmp_path: Path) -> None:
+    write_cell(tmp_path, cell())
+    torn = tmp_path / "cells" / "torn.json"
+    torn.write_bytes(b"{")
+    assert len(read_results(tmp_path)) == 1
+    assert torn.read_bytes() == b"{"
+
+
 def test_a_row_under_another_name_is_set_aside(tmp_path: Path) -> None:
     path = write_cell(tmp_path, cell())
     path.rename(path.with_name("copy.json"))
