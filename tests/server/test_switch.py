@@ -13,7 +13,7 @@ import psutil
 import pytest
 from client import Request, generate, prompt
 from scipy.stats import chisquare
-from shapes import RELEASE, SHAPES, WORKER_CLASS
+from shapes import RELEASE, SHAPES, WORKER_CLASS, on_one_shape_per_class
 
 from specdec.server import Server
 
@@ -99,6 +99,7 @@ def test_metrics_agree_with_the_state(switched: Server) -> None:
         assert float(found[key]) == pytest.approx(value, abs=2), key
 
 
+@on_one_shape_per_class
 def test_soak(switched: Server) -> None:
     """Hundreds of short requests, the batch growing and shrinking across the threshold; then SGLang's own idle check
     (it ends the server if KV slots have leaked) must pass and memory must not have grown."""
