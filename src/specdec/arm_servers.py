@@ -56,7 +56,7 @@ class ArmServers:
         if arm.server not in self._up:
             self._start(arm)
         server = self._up[arm.server]
-        if _has_switch(arm):
+        if arm.has_switch:
             server.set_threshold(arm.threshold)
         # The mode follows the threshold at the next decode step: let that be here, not a switch of the cell.
         warm_up(server, [1], self.prompts.prompts[:1], SETTLE_TOKENS)
@@ -111,7 +111,7 @@ class ArmServers:
         """Short requests at the ends of the grid, where there is a switch with speculation on and off."""
         ends = sorted({self.plan.concurrencies[0], self.plan.concurrencies[-1]})
         prompts = self.prompts.pick(ends[-1], f"{self.plan.seed}-warm-up")
-        if not _has_switch(arm):
+        if not arm.has_switch:
             warm_up(server, ends, prompts)
             return
         for threshold in (None, 0):
@@ -127,10 +127,6 @@ class ArmServers:
                 "server %s runs at most %d requests at once, the sweep asks for %d: above, they wait",
                 *(server.plan.name, cap, most),
             )
-
-
-def _has_switch(arm: Arm) -> bool:
-    return arm.worker != ARM_NONE and arm.arm != "adaptive"
 
 
 def _ends_now(server: Server) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.lengths import Lengths
-from specdec.profile import ROOT
+from specdec.profile import ROOT, context_length
 from specdec.trace_file import read_trace_file
 
 SHAPES = '"ramp", "steps:1,8,32,8,1", "square:2,16,4" (low, high, periods), "poisson:8" (requests/s) or "trace:FILE"'
@@ -134,9 +134,9 @@ def poisson_arrivals(requests_per_s: float, duration_s: float, seed: str) -> lis
 
 def refuse_too_long(load: Load, flags: Sequence[str]) -> None:
     """Raise ValueError if a request does not fit the --context-length among a server's flags, if it is there."""
-    if "--context-length" not in flags:
+    context = context_length(flags)
+    if context is None:
         return
-    context = int(flags[flags.index("--context-length") + 1])
     for number, size in enumerate(load.sizes, 1):
         if (size.input_tokens or 0) + size.output_tokens > context - SPARE_TOKENS:
             asked = f"{size.input_tokens or 'its'} input and {size.output_tokens} output tokens"

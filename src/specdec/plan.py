@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from specdec.load import Slo
-from specdec.profile import Profile, load_profile, locate
+from specdec.profile import Profile, context_length, load_profile, locate
 from specdec.prompts import Prompt, PromptSet, read_prompts
 
 ARM_NONE = "none"  # the worker of the baseline
@@ -42,9 +42,14 @@ class Arm:
         return f"{self.worker}-{self.arm}{self.threshold or ''}"
 
     @property
+    def has_switch(self) -> bool:
+        """Whether its server has our switch, whose threshold is changed while it runs."""
+        return self.worker != ARM_NONE and self.arm != "adaptive"
+
+    @property
     def server(self) -> str:
         """The arms of one server share it: those of a worker's switch do, by live change."""
-        return self.name if self.worker == ARM_NONE or self.arm == "adaptive" else self.worker
+        return self.worker if self.has_switch else self.name
 
 
 @dataclass(frozen=True)
@@ -223,10 +228,8 @@ def make_plan(
 
 
 def _refuse_beyond_context(output_tokens: Any, flags: Sequence[str]) -> None:
-    if "--context-length" not in flags or not isinstance(output_tokens, int):
-        return
-    context = int(flags[flags.index("--context-length") + 1])
-    if output_tokens >= context:
+    context = context_length(flags)
+    if context is not None and isinstance(output_tokens, int) and output_tokens >= context:
         raise ValueError(
             f"output_tokens must be below the profile's --context-length of {context}, got {output_tokens}"
         )

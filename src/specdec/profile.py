@@ -7,7 +7,7 @@ How servers are run is server.py's subject, how they are measured sweep.py's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -111,6 +111,11 @@ class Profile(_Part):
 def locate(place: str) -> str:
     """A model or file name for use from any folder: paths made absolute, names on a model hub as they are."""
     return str((ROOT / place).resolve()) if place.startswith(("./", "/")) else place
+
+
+def context_length(flags: Sequence[str]) -> int | None:
+    """The --context-length (tokens) among a server's flags; None if it is left to the model."""
+    return int(flags[flags.index("--context-length") + 1]) if "--context-length" in flags else None
 
 
 def known_profiles() -> list[str]:

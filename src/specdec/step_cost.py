@@ -200,7 +200,8 @@ def measure_step_costs(
         raise ValueError(f"batches must be different integers of 1 or more, got {batches}")
     prompts = read_prompts(locate(plan.profile.prompts)).pick(max(batches), "step-cost")
     requests = [Request(prompt, plan.output_tokens) for prompt in prompts]
-    workers = [w for w in (ARM_NONE, *plan.workers) if not _is_done(out, _asked(plan, w, batches))]
+    asked = {worker: _asked(plan, worker, batches) for worker in (ARM_NONE, *plan.workers)}
+    workers = [worker for worker, what in asked.items() if not _is_done(out, what)]
     groups = ([workers] if workers else []) if plan.profile.side_by_side else [[worker] for worker in workers]
     for group in groups:
         with contextlib.ExitStack() as stack:
@@ -214,7 +215,7 @@ def measure_step_costs(
                 _measure_batch(traced, batch, requests)
                 bar.update(1)
             for one in traced:
-                _write(_asked(plan, one.worker, batches), one, out)
+                _write(asked[one.worker], one, out)
     return read_step_costs(out)
 
 
