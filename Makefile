@@ -29,6 +29,9 @@ LOGS = $(RELEASES:%=.venv/test-%.log)
 # At the same time: a server here computes on one core.
 AT_ONCE = $(MAKE) --no-print-directory -j2
 
+# Where this is set, as in many containers, each process of each server would compile SGLang anew: 10 s instead of none.
+export PYTHONDONTWRITEBYTECODE :=
+
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
