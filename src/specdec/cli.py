@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+_UsageError: Any = typer.BadParameter.__base__  # what typer raises for options it cannot read; it has no name there
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -43,9 +45,9 @@ def sweep(
 ) -> None:
     """Measure baseline, static and dynamic speculation over a grid of concurrencies into OUT."""
     from specdec.parameters import integers, names
-    from specdec.ray_sweep import run_ray_sweep
-    from specdec.results import required_sglang
-    from specdec.sweep import make_plan, run_sweep  # pandas and SGLang take seconds to import
+    from specdec.runs.ray_sweep import run_ray_sweep
+    from specdec.runs.results import required_sglang
+    from specdec.runs.sweep import make_plan, run_sweep  # pandas and SGLang take seconds to import
 
     plan = make_plan(
         profile,
@@ -83,13 +85,13 @@ def sweep(
 @app.command()
 def status(out: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Say what the run in OUT is doing."""
-    from specdec.run_folder import read_status
+    from specdec.runs.run_folder import read_status
 
     run = read_status(out)
     typer.echo(f"{out}: {run.state}, {run.cells_done} of {run.cells_total} cells, {run.cells_failed} failed")
     if run.state == "running":
         left = "unknown" if run.seconds_left is None else f"about {run.seconds_left / 60:.0f} min"
-        typer.echo(f"now: {run.current_cell or 'between cells'} (process {run.pid}); left: {left}")
+        typer.echo(f"now: {run.now or 'between cells'} (process {run.pid}); left: {left}")
     elif run.state != "done":
         typer.echo("what is measured is kept; the same command goes on")
     if run.last_result:
@@ -141,8 +143,8 @@ def compare(
     output: Annotated[str, typer.Option("--format", help="text, markdown or json.")] = "text",
 ) -> None:
     """Hold run B against run A, cell by cell; exit code 1 if B is worse or fails somewhere."""
-    from specdec.compare import FORMATS, compare_runs
-    from specdec.results import read_results
+    from specdec.analysis.compare import FORMATS, compare_runs
+    from specdec.runs.results import read_results
 
     if output not in FORMATS:
         raise ValueError(f"--format must be {', '.join(FORMATS)}, got {output!r}")
@@ -189,8 +191,8 @@ def threshold(
     dwell: Annotated[int | None, typer.Option(help="Decode steps that a mode is kept at least.")] = None,
 ) -> None:
     """Change the threshold of a running server."""
-    from specdec.client import ServerClient
     from specdec.policy import SwitchSettings
+    from specdec.servers.client import ServerClient
 
     try:
         number = None if value == "none" else int(value)
@@ -217,17 +219,20 @@ def self_check_command(
     """Check the switch on this machine: tokens, graphs, what off and on cost. A verdict per line."""
     from importlib.metadata import version
 
-    from specdec.profile import load_profile
-    from specdec.self_check import self_check
+    from specdec.runs.self_check import self_check
+    from specdec.servers.profile import load_profile
 
     verdicts = self_check(load_profile(profile), version("sglang"), typer.echo)
     raise typer.Exit(0 if all(verdict.ok for verdict in verdicts) else 1)
 
 
 def main() -> None:
-    """Entry point: bad input (ValueError) is one line on stderr and exit code 2."""
+    """Entry point: bad input is one line on stderr and exit code 2."""
     try:
-        app()
+        sys.exit(app(prog_name="specdec", standalone_mode=False))
+    except _UsageError as error:
+        reason = f"{error.format_message().rstrip('.')}; see: {error.ctx.command_path} --help"
     except ValueError as error:
-        print(f"specdec: {error}", file=sys.stderr)
-        sys.exit(2)
+        reason = str(error)
+    print(f"specdec: {reason}", file=sys.stderr)
+    sys.exit(2)

@@ -17,8 +17,8 @@ from nbclient.exceptions import DeadKernelError
 from traitlets.config import Config
 
 from specdec.parameters import refuse_names, sweep_run
-from specdec.profile import ROOT
-from specdec.run_folder import folder_lock, open_folder, read_status
+from specdec.runs.run_folder import Status, folder_lock, open_folder, read_status
+from specdec.servers.profile import ROOT
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = ("00_worker_path", "01_baseline_vs_eagle3", "02_threshold_sweep", "03_load_ramp", "04_report")
@@ -205,6 +205,15 @@ def _first_line(text: str) -> str:
     return lines[0].lstrip("# ") if lines else ""
 
 
+def _status_line(status: Status) -> str:
+    parts = [f"{status.cells_done} of {status.cells_total} cells", status.now or "between cells"]
+    if status.seconds_left is not None:
+        parts.append(f"about {status.seconds_left / 60:.0f} min left")
+    if status.last_result is not None:
+        parts.append(f"last: {status.last_result}")
+    return "; ".join(parts)
+
+
 @contextmanager
 def _status_lines(out: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Say from time to time what the sweep in `out` is doing while a long cell runs."""
@@ -217,10 +226,9 @@ def _status_lines(out: Path, say: Callable[[str], None]) -> Iterator[None]:
                 status = read_status(out)
             except ValueError:
                 continue
-            if status.state == "running" and (status.cells_done, status.current_cell) != last:
-                last = (status.cells_done, status.current_cell)
-                left = "" if status.seconds_left is None else f", about {status.seconds_left / 60:.0f} min left"
-                say(f"    {status.cells_done} of {status.cells_total} cells{left}; last: {status.last_result}")
+            if status.state == "running" and (status.cells_done, status.now) != last:
+                last = (status.cells_done, status.now)
+                say(f"    {_status_line(status)}")
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.lengths import parse_lengths
-from specdec.load_shapes import LengthsAsked, Load, make_load, refuse_too_long
-from specdec.plan import SweepPlan, make_plan
-from specdec.profile import ROOT
-from specdec.results import required_sglang
+from specdec.load.lengths import parse_lengths
+from specdec.load.shapes import LengthsAsked, Load, make_load, refuse_too_long
+from specdec.runs.plan import SweepPlan, make_plan
+from specdec.runs.results import required_sglang
+from specdec.servers.profile import ROOT
 
 INJECTED = "# Parameters"
 """First line of the cell in which papermill puts what it was given."""
@@ -109,7 +109,7 @@ def ramp_run(
     seed: int = 0,
     out: str,
 ) -> RampRun:
-    """The ramp, or other load (load_shapes.py), that these parameters ask for.
+    """The ramp, or other load (load/shapes.py), that these parameters ask for.
 
     `threshold` 0: the profile's smallest; `peak` 0: its largest concurrency; empty lengths: prompts as they
     stand in their file, output tokens as the profile says. SLOs in ms, 0 = none. Raises ValueError in one

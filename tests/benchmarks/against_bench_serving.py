@@ -13,12 +13,12 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from specdec.bench import BENCH_MODULES
-from specdec.load import run_cell, warm_up
-from specdec.profile import ROOT, load_profile, locate, plan_server
-from specdec.prompts import Prompt, read_prompts
-from specdec.server import Server
-from specdec.stats import ratio_interval
+from specdec.analysis.stats import ratio_interval
+from specdec.load.bench import BENCH_MODULES
+from specdec.load.cell import run_cell, warm_up
+from specdec.load.prompts import Prompt, read_prompts
+from specdec.servers.profile import ROOT, load_profile, locate, plan_server
+from specdec.servers.server import Server
 
 PAIRS, CONCURRENCY, REQUESTS, TOKENS = 6, 4, 24, 64
 

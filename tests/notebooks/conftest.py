@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from specdec.profile import ROOT
+from specdec.servers.profile import ROOT
 
 FOLDER = ROOT / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 from specdec.notebooks import check_executed, write_html
-from specdec.profile import ROOT
+from specdec.servers.profile import ROOT
 
 REPORT = ROOT / "notebooks" / "04_report.ipynb"
 SANITIZE = Path(__file__).with_name("sanitize.cfg")

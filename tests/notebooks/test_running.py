@@ -16,8 +16,8 @@ import nbformat
 import pytest
 
 from specdec.notebooks import NotebookFailed, check_executed, run_notebook
-from specdec.profile import ROOT
-from specdec.supervise import is_alive, tree_processes
+from specdec.servers.profile import ROOT
+from specdec.servers.supervise import is_alive, tree_processes
 
 Write = Callable[..., Path]
 SWEEP = ROOT / "notebooks" / "02_threshold_sweep.ipynb"

@@ -12,11 +12,11 @@ import pandas as pd
 import psutil
 import pytest
 
-from specdec.load_ramp import read_ramps
 from specdec.notebooks import NOTEBOOKS, check_executed
-from specdec.plan import make_plan
-from specdec.results import read_results, required_sglang
-from specdec.step_cost import read_step_costs
+from specdec.runs.load_ramp import read_ramps
+from specdec.runs.plan import make_plan
+from specdec.runs.results import read_results, required_sglang
+from specdec.runs.step_cost import read_step_costs
 
 pytestmark = pytest.mark.sglang
 # Each server takes half a minute to start: those of the first release that other tests of sweeps use are left out.

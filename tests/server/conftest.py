@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from shapes import ALL_SHAPES, INJECTED, SHAPES, plan
 
-from specdec.server import Server, ServerPlan
+from specdec.servers.server import Server, ServerPlan
 
 MOST_SERVERS = 3  # alive at once, each takes about 2 GB: the baseline, a shape's, and one more
 

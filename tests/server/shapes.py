@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.profile import load_profile, plan_server
-from specdec.server import ServerPlan
+from specdec.servers.profile import load_profile, plan_server
+from specdec.servers.server import ServerPlan
 
 RELEASE = version("sglang")
 PROFILE = load_profile("cpu-tiny")

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from client import prompt
 
-from specdec.bench import bench_module
-from specdec.load import Measured, run_cell
-from specdec.server import Server
+from specdec.load.bench import bench_module
+from specdec.load.cell import Measured, run_cell
+from specdec.servers.server import Server
 
 pytestmark = pytest.mark.sglang
 

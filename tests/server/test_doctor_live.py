@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from shapes import SHAPES, WORKER_CLASS, on_one_shape
 
-from specdec.server import Server
+from specdec.servers.server import Server
 
 pytestmark = pytest.mark.sglang
 

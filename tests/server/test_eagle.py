@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from shapes import SHAPES, plan
 from test_tokens import check_tokens, delta
 
-from specdec.server import Server, ServerPlan
+from specdec.servers.server import Server, ServerPlan
 
 pytestmark = pytest.mark.sglang
 

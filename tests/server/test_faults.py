@@ -31,10 +31,10 @@ from shapes import RELEASE
 from terminal import Terminal
 
 from specdec.notebooks import NotebookFailed, run_notebook
-from specdec.plan import make_plan
-from specdec.profile import ROOT
-from specdec.results import read_results
-from specdec.supervise import is_alive, tree_processes
+from specdec.runs.plan import make_plan
+from specdec.runs.results import read_results
+from specdec.servers.profile import ROOT
+from specdec.servers.supervise import is_alive, tree_processes
 
 pytestmark = pytest.mark.skipif(RELEASE != "0.5.12", reason="a sweep does not depend on the release: run on 0.5.12")
 
@@ -42,7 +42,7 @@ NOTEBOOK = ROOT / "notebooks" / "01_baseline_vs_eagle3.ipynb"
 STALL_S = 10.0
 # The command `specdec`, but with that patience.
 SPECDEC = (
-    "import functools; from specdec import cli, sweep; "
+    "import functools; from specdec import cli; from specdec.runs import sweep; "
     f"sweep.run_sweep = functools.partial(sweep.run_sweep, stall_s={STALL_S}); cli.main()"
 )
 LIMIT_S = 400.0  # for what includes a server's start on a crowded machine
@@ -112,11 +112,11 @@ def terminal_run(night: Night) -> tuple[Ended, str]:
 
         until(lambda: under_load(logs / "server-v2-1.log", cells=1))
         scheduler(logs / "server-v2-1.log").kill()
-        until(lambda: status(night.out).get("current_cell") == night.after_kill)
+        until(lambda: status(night.out).get("now") == night.after_kill)
         status_meanwhile = specdec_status(night.out)  # a new server is starting
         until(lambda: under_load(logs / "server-v2-2.log", cells=2))
         scheduler(logs / "server-v2-2.log").suspend()
-        until(lambda: status(night.out).get("current_cell") == night.last)
+        until(lambda: status(night.out).get("now") == night.last)
         there = Traces.of(terminal.process.pid)
         time.sleep(random.uniform(0, 1.5))
         began_s = time.monotonic()
@@ -180,7 +180,7 @@ def notebook_run(night: Night, terminal_run: tuple[Ended, str]) -> Ended:
 
     def in_the_last_cell() -> bool:
         now = status(night.out)
-        return (now["state"], now["current_cell"]) == ("running", night.last)
+        return (now["state"], now["now"]) == ("running", night.last)
 
     def kill_the_kernel() -> None:
         wait_until(in_the_last_cell, LIMIT_S)

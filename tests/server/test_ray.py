@@ -18,10 +18,10 @@ import psutil
 import pytest
 from shapes import RELEASE
 
-from specdec.plan import make_plan
-from specdec.ray_sweep import Ended, RayTasks, split
-from specdec.results import read_results
-from specdec.supervise import is_alive, tree_processes
+from specdec.runs.plan import make_plan
+from specdec.runs.ray_sweep import Ended, RayTasks, split
+from specdec.runs.results import read_results
+from specdec.servers.supervise import is_alive, tree_processes
 
 ray = pytest.importorskip("ray")
 

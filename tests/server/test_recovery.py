@@ -10,7 +10,7 @@ import pytest
 from client import Request, generate, prompt
 from shapes import RANDOM, on_all_shapes
 
-from specdec.server import Server
+from specdec.servers.server import Server
 
 pytestmark = [pytest.mark.sglang, on_all_shapes]
 LENGTH = 400  # tokens: an on spell, an off spell and an on spell

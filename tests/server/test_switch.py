@@ -15,7 +15,7 @@ from client import Request, generate, prompt
 from scipy.stats import chisquare
 from shapes import RELEASE, SHAPES, WORKER_CLASS, on_one_shape_per_class
 
-from specdec.server import Server
+from specdec.servers.server import Server
 
 pytestmark = pytest.mark.sglang
 

@@ -8,7 +8,7 @@ import pytest
 from client import Request, baseline_answers, generate, prompt, tokens
 from shapes import RANDOM, on_all_shapes
 
-from specdec.server import Server
+from specdec.servers.server import Server
 
 pytestmark = pytest.mark.sglang
 

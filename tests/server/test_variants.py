@@ -11,7 +11,7 @@ from shapes import RELEASE, SHAPES, on_one_shape_per_class, plan
 from test_recovery import rows
 from test_tokens import check_tokens, delta
 
-from specdec.server import Server, ServerPlan
+from specdec.servers.server import Server, ServerPlan
 
 pytestmark = pytest.mark.sglang
 CROSSING = [Request(prompt(i), 16 + 8 * i) for i in range(7)]

@@ -1,7 +1,7 @@
 """A fake SGLang server in this process, for what the client does with an answer: no model, no sglang.
 
 It speaks /generate (streaming), /metrics, /server_info and /health on a free port, and stands in for
-`specdec.server.Server`, whose methods it has. `Behaviour` makes it misbehave.
+`specdec.servers.server.Server`, whose methods it has. `Behaviour` makes it misbehave.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from aiohttp import web
 
-from specdec.loop_thread import _end_loop
-from specdec.server import ServerDied, ServerPlan
+from specdec.load.loop_thread import _end_loop
+from specdec.servers.server import ServerDied, ServerPlan
 
 FAKE_PLAN = ServerPlan("static", "v1", ["/usr/bin/python", "-m", "fake", "--port", "{port}"], {})
 

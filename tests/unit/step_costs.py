@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec.step_cost import Spread, StepCost, WorkerStepCosts
+from specdec.runs.step_cost import Spread, StepCost, WorkerStepCosts
 
 BATCHES = (1, 8, 32)
 

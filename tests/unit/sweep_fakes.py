@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from fakes import Behaviour, FakeServer
 
-from specdec import arm_servers, sweep
-from specdec.load import Measured
-from specdec.server import ServerPlan
+from specdec.load.cell import Measured
+from specdec.runs import arm_servers, sweep
+from specdec.servers.server import ServerPlan
 
 
 class StartedServers:

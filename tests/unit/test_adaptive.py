@@ -9,11 +9,11 @@ import pytest
 from fakes import Behaviour
 from sweep_fakes import fake_servers
 
-from specdec import sweep
-from specdec.adaptive import AdaptiveTiers
-from specdec.plan import make_plan
-from specdec.profile import Worker, load_profile, plan_server
-from specdec.sweep import run_sweep
+from specdec.runs import sweep
+from specdec.runs.plan import make_plan
+from specdec.runs.sweep import run_sweep
+from specdec.servers.adaptive import AdaptiveTiers
+from specdec.servers.profile import Worker, load_profile, plan_server
 
 PLAN = make_plan("cpu-tiny", sglang="0.5.23", concurrencies=[1], thresholds=[0, 4], repeats=1)
 CONFIG = "--speculative-adaptive-config"

@@ -11,9 +11,9 @@ import pytest
 from synthetic import crossing_at, table
 from typer.testing import CliRunner
 
-import specdec.results
+import specdec.runs.results
+from specdec.analysis.compare import Comparison, as_json, as_markdown, as_text, compare_runs
 from specdec.cli import app
-from specdec.compare import Comparison, as_json, as_markdown, as_text, compare_runs
 
 CROSSING = crossing_at(6)
 
@@ -163,7 +163,7 @@ def test_the_three_formats_hold_every_comparison() -> None:
 
 def test_the_command_ends_with_1_on_a_regression(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs = {"a": table(CROSSING), "b": table(lambda c: 0.7 * CROSSING(c), seed=1)}
-    monkeypatch.setattr(specdec.results, "read_results", lambda path: runs[path.name])
+    monkeypatch.setattr(specdec.runs.results, "read_results", lambda path: runs[path.name])
     invoke = CliRunner().invoke
     assert invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "a")]).exit_code == 0
     regressed = invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json"])

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from specdec.lengths import CUT_AT_MEDIANS, parse_lengths
+from specdec.load.lengths import CUT_AT_MEDIANS, parse_lengths
 
 COUNT = 20_000
 

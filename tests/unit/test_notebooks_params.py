@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import specdec.notebooks
 from specdec.cli import app, main
-from specdec.load_shapes import ClosedLoad, phases_across
+from specdec.load.shapes import ClosedLoad, phases_across
 from specdec.notebooks import NOTEBOOKS, check_values, output_name, parameter_types, run_all, run_suite
 from specdec.parameters import (
     INJECTED,
@@ -27,7 +27,7 @@ from specdec.parameters import (
     run_folder,
     sweep_run,
 )
-from specdec.profile import ROOT
+from specdec.servers.profile import ROOT
 
 NOTEBOOK = ROOT / "notebooks" / "02_threshold_sweep.ipynb"
 SWEEP = {

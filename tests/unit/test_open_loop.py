@@ -15,19 +15,19 @@ import pandas as pd
 import pytest
 from fakes import Behaviour, FakeServer
 
-from specdec import load_ramp
-from specdec.lengths import parse_lengths
-from specdec.load import Slo
-from specdec.load_ramp import MeasuredRamp, RampFacts, measure_ramp, ramp_table, read_ramps, requests_of
-from specdec.load_shapes import LengthsAsked, Load, OpenLoad, Size, make_load
-from specdec.loop_thread import CellError
-from specdec.open_loop import open_loop
-from specdec.open_loop_facts import open_loop_facts
-from specdec.plan import make_plan
-from specdec.ramp_figures import recoveries, timelines, with_idle
-from specdec.request_stream import REQUEST_COLUMNS, Request
-from specdec.server import ServerDied
-from specdec.step_trace import read_trace
+from specdec.figures.ramp import recoveries, timelines, with_idle
+from specdec.load.cell import Slo
+from specdec.load.lengths import parse_lengths
+from specdec.load.loop_thread import CellError
+from specdec.load.open_loop import open_loop
+from specdec.load.open_loop_facts import open_loop_facts
+from specdec.load.request_stream import REQUEST_COLUMNS, Request
+from specdec.load.shapes import LengthsAsked, Load, OpenLoad, Size, make_load
+from specdec.runs import load_ramp
+from specdec.runs.load_ramp import MeasuredRamp, RampFacts, measure_ramp, ramp_table, read_ramps, requests_of
+from specdec.runs.plan import make_plan
+from specdec.runs.step_trace import read_trace
+from specdec.servers.server import ServerDied
 
 
 def every(gap_s: float, requests: list[Request]) -> list[tuple[float, Request]]:

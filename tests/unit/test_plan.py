@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.plan import SweepPlan, balanced_order, block_row, differences, make_plan
-from specdec.profile import load_profile
+from specdec.runs.plan import SweepPlan, balanced_order, block_row, differences, make_plan
+from specdec.servers.profile import load_profile
 
 PLAN = make_plan("cpu-tiny", concurrencies=[1, 8], thresholds=[4], repeats=2)
 
@@ -101,8 +101,8 @@ def test_differences_name_what_differs() -> None:
 
 
 def test_arms_of_a_block_get_the_same_prompts_and_blocks_get_others() -> None:
-    from specdec.profile import locate
-    from specdec.prompts import read_prompts
+    from specdec.load.prompts import read_prompts
+    from specdec.servers.profile import locate
 
     prompts = read_prompts(locate(PLAN.profile.prompts))
     by_block: dict[tuple[int, int], set[tuple[Any, ...]]] = {}

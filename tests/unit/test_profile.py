@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from specdec.profile import ROOT, known_profiles, load_profile, locate, plan_server
-from specdec.server import ServerPlan
+from specdec.servers.profile import ROOT, known_profiles, load_profile, locate, plan_server
+from specdec.servers.server import ServerPlan
 
 CPU_TINY = (ROOT / "env" / "profiles" / "cpu-tiny.toml").read_text()
 SWITCH = "--speculative-disable-batch-threshold"

@@ -1,4 +1,4 @@
-"""Prompt files beside JSON lines (tests/unit/test_load.py has those), and prompts of a given length."""
+"""Prompt files beside JSON lines (tests/unit/test_cell.py has those), and prompts of a given length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.prompts import cut_prompts, read_prompts
+from specdec.load.prompts import cut_prompts, read_prompts
 
 
 def test_a_sharegpt_array_is_read_without_its_empty_conversations(tmp_path: Path) -> None:

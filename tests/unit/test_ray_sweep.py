@@ -18,14 +18,15 @@ from fakes import FakeServer
 from ray_fakes import FakeRay
 from sweep_fakes import StartedServers, fake_servers, measured
 
-from specdec import cli, ray_sweep, sweep
-from specdec.load import CellError, Measured
-from specdec.plan import SweepPlan, make_plan
-from specdec.profile import load_profile
-from specdec.ray_sweep import run_ray_sweep
-from specdec.results import read_cells
-from specdec.run_folder import read_status
-from specdec.sweep import run_sweep
+from specdec import cli
+from specdec.load.cell import CellError, Measured
+from specdec.runs import ray_sweep, sweep
+from specdec.runs.plan import SweepPlan, make_plan
+from specdec.runs.ray_sweep import run_ray_sweep
+from specdec.runs.results import read_cells
+from specdec.runs.run_folder import read_status
+from specdec.runs.sweep import run_sweep
+from specdec.servers.profile import load_profile
 
 PLAN = make_plan("cpu-tiny", workers=["v2"], concurrencies=[1, 8], thresholds=[4], repeats=1)
 ALL = [cell.cell_id for cell in PLAN.cells(0)]
@@ -97,7 +98,7 @@ def test_a_row_is_kept_as_soon_as_it_comes(
 
     def watch(*arguments: Any, **options: Any) -> Any:
         status = json.loads((tmp_path / "status.json").read_text())
-        seen.append(({cell.cell_id for cell in read_cells(tmp_path)}, status["current_cell"]))
+        seen.append(({cell.cell_id for cell in read_cells(tmp_path)}, status["now"]))
         return wait(*arguments, **options)
 
     monkeypatch.setattr(ray, "wait", watch)
@@ -213,8 +214,8 @@ def test_a_machine_without_this_package_says_so(
     ray: FakeRay, servers: StartedServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = ray_sweep._remote_function()
-    monkeypatch.setitem(sys.modules, "specdec.ray_sweep", None)
-    with pytest.raises(RuntimeError, match=r"^on .*: no specdec.ray_sweep in the Python that Ray runs there"):
+    monkeypatch.setitem(sys.modules, "specdec.runs.ray_sweep", None)
+    with pytest.raises(RuntimeError, match=r"^on .*: no specdec.runs.ray_sweep in the Python that Ray runs there"):
         next(function())
 
 
@@ -248,7 +249,7 @@ def test_sigterm_still_ends_a_sweep_as_ctrl_c_does(ray: FakeRay, servers: Starte
 def test_a_server_gets_the_machines_own_number_of_threads(own: str | None) -> None:
     """Ray sets OMP_NUM_THREADS where the machine does not: a server would be slower than without Ray."""
     program = (
-        "import os; os.environ.setdefault('OMP_NUM_THREADS', '1'); from specdec import ray_sweep; "
+        "import os; os.environ.setdefault('OMP_NUM_THREADS', '1'); from specdec.runs import ray_sweep; "
         "ray_sweep._forget_thread_limit(); print(os.environ.get('OMP_NUM_THREADS'))"
     )
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic import crossing_at, table
 
-from specdec.recommend import (
+from specdec.analysis.recommend import (
     Answer,
     Recommendation,
     crossover,

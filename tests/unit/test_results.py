@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from specdec.results import (
+from specdec.runs.results import (
     Cell,
     describe_columns,
     machine,

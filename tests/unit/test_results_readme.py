@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specdec.results import Cell
-from specdec.results_readme import PATH, page
+from specdec.runs.results import Cell
+from specdec.runs.results_readme import PATH, page
 
 
 def test_the_committed_page_is_not_stale() -> None:
-    assert PATH.read_text(encoding="utf-8") == page(), "stale: run python -m specdec.results_readme"
+    assert PATH.read_text(encoding="utf-8") == page(), "stale: run python -m specdec.runs.results_readme"
 
 
 def test_every_column_has_a_row_with_its_meaning() -> None:

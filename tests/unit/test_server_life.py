@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specdec import server as server_module
-from specdec.server import PORT_RANGE, Server, ServerDied, ServerNotReady, ServerPlan, pick_port
+from specdec.servers import server as server_module
+from specdec.servers.server import PORT_RANGE, Server, ServerDied, ServerNotReady, ServerPlan, pick_port
 
 FAKE = Path(__file__).with_name("fake_server.py")
 RUN = f"run-{os.getpid()}"  # tells this test run's processes from those of another
@@ -201,7 +201,7 @@ import signal, sys, time
 sys.path.insert(0, {tests!r})
 import test_server_life
 test_server_life.RUN = {run!r}
-from specdec.server import Server
+from specdec.servers.server import Server
 {first}
 server = Server.start(test_server_life.fake_plan({behaviour!r}), {logs!r}, timeout_s=20)
 print(server.pid, server.port, flush=True)

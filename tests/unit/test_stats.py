@@ -8,7 +8,7 @@ import pytest
 from scipy import stats as scipy_stats
 from synthetic import crossing_at, table
 
-from specdec.stats import (
+from specdec.analysis.stats import (
     arm_name,
     arm_sort_key,
     cell_statistics,

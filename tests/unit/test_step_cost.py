@@ -14,12 +14,13 @@ import pytest
 from matplotlib.container import BarContainer
 from step_costs import costs as example_costs
 
-from specdec import step_cost
-from specdec.figure_style import figure_data
-from specdec.loop_thread import CellError
-from specdec.plan import SweepPlan, make_plan
-from specdec.ramp import Phase
-from specdec.step_cost import (
+from specdec.figures.step_cost import step_cost_figure
+from specdec.figures.style import figure_data
+from specdec.load.closed_loop import Phase
+from specdec.load.loop_thread import CellError
+from specdec.runs import step_cost
+from specdec.runs.plan import SweepPlan, make_plan
+from specdec.runs.step_cost import (
     batches_up_to,
     cost_of,
     full_steps,
@@ -28,8 +29,7 @@ from specdec.step_cost import (
     read_step_costs,
     step_cost_table,
 )
-from specdec.step_cost_figure import step_cost_figure
-from specdec.step_trace import read_trace
+from specdec.runs.step_trace import read_trace
 
 STEPS_A_WAVE = 9  # of the full batch: four waves give 30
 

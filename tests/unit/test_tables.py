@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from synthetic import crossing_at, table
 
-from specdec.stats import cell_statistics
-from specdec.tables import by_concurrency, failures, gains, provenance
+from specdec.analysis.stats import cell_statistics
+from specdec.figures.tables import by_concurrency, failures, gains, provenance
 
 
 @pytest.fixture

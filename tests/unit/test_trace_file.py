@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.trace_file import TracedRequest, read_trace_file
+from specdec.load.trace_file import TracedRequest, read_trace_file
 
 REQUESTS = (TracedRequest(100.0, 374, 44), TracedRequest(100.25, 396, 109), TracedRequest(101.0, 879, 55))
 

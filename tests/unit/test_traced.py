@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from specdec.plan import make_plan
-from specdec.server import Server, ServerPlan
-from specdec.step_trace import TRACE_VARIABLE
-from specdec.traced import traced_server
+from specdec.runs.plan import make_plan
+from specdec.runs.step_trace import TRACE_VARIABLE
+from specdec.runs.traced import traced_server
+from specdec.servers.server import Server, ServerPlan
 
 
 @pytest.mark.parametrize(("worker", "arm"), [("none", "baseline"), ("v1", "dynamic")])

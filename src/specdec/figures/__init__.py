@@ -1,0 +1,1 @@
+"""Figures of a run, and how a notebook shows them."""

@@ -1,0 +1,1 @@
+"""A model's profile and the servers made from it: start, watch, talk to, stop."""
