@@ -14,6 +14,23 @@ _UsageError: Any = typer.BadParameter.__base__  # what typer raises for options 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+Out = Annotated[Path, typer.Argument(help="Folder of the run; the same command goes on with what is missing.")]
+Profile = Annotated[str, typer.Option(help="Name in env/profiles, or a .toml file.")]
+Workers = Annotated[str | None, typer.Option(help="For example v1,v2.")]
+Concurrency = Annotated[str | None, typer.Option(help="Requests in flight, for example 1,8,32.")]
+Thresholds = Annotated[
+    str | None, typer.Option(help="Largest batch sizes that still speculate, for example 4,8; 0 = never.")
+]
+Repeats = Annotated[int | None, typer.Option(help="Times each arm is measured at each concurrency.")]
+TargetCi = Annotated[
+    float | None,
+    typer.Option(help="Go on until each 95 % interval is within this share of its mean, for example 0.03 ..."),
+]
+MaxRepeats = Annotated[int | None, typer.Option(help="... or this many repeats are done.")]
+SloTtftMs = Annotated[float | None, typer.Option(help="Goodput: time to first token allowed, ms.")]
+SloTpotMs = Annotated[float | None, typer.Option(help="Goodput: time per output token allowed, ms.")]
+
+
 @app.callback()
 def specdec() -> None:
     """Speculation that switches itself off under load in SGLang, and measurements of what that is worth."""
@@ -21,22 +38,17 @@ def specdec() -> None:
 
 @app.command()
 def sweep(
-    out: Annotated[Path, typer.Argument(help="Folder of the run; the same command goes on with what is missing.")],
-    profile: Annotated[str, typer.Option(help="Name in env/profiles, or a .toml file.")] = "cpu-tiny",
-    workers: Annotated[str | None, typer.Option(help="For example v1,v2.")] = None,
-    concurrency: Annotated[str | None, typer.Option(help="Requests in flight, for example 1,8,32.")] = None,
-    thresholds: Annotated[
-        str | None, typer.Option(help="Largest batch sizes that still speculate, for example 4,8; 0 = never.")
-    ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Times each arm is measured at each concurrency.")] = None,
-    target_ci: Annotated[
-        float | None,
-        typer.Option(help="Go on until each 95 % interval is within this share of its mean, for example 0.03 ..."),
-    ] = None,
-    max_repeats: Annotated[int | None, typer.Option(help="... or this many repeats are done.")] = None,
+    out: Out,
+    profile: Profile = "cpu-tiny",
+    workers: Workers = None,
+    concurrency: Concurrency = None,
+    thresholds: Thresholds = None,
+    repeats: Repeats = None,
+    target_ci: TargetCi = None,
+    max_repeats: MaxRepeats = None,
     output_tokens: Annotated[int | None, typer.Option(help="Output tokens per request.")] = None,
-    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token allowed, ms.")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per output token allowed, ms.")] = None,
+    slo_ttft_ms: SloTtftMs = None,
+    slo_tpot_ms: SloTpotMs = None,
     seed: Annotated[int, typer.Option(help="Turns the order of arms and the choice of prompts.")] = 0,
     retry_failed: Annotated[bool, typer.Option(help="Measure failed cells of an earlier call anew.")] = False,
     ray: Annotated[
@@ -46,12 +58,12 @@ def sweep(
     """Measure baseline, static and dynamic speculation over a grid of concurrencies into OUT."""
     from specdec.parameters import integers, names
     from specdec.runs.ray_sweep import run_ray_sweep
-    from specdec.runs.results import required_sglang
     from specdec.runs.sweep import make_plan, run_sweep  # pandas and SGLang take seconds to import
+    from specdec.worker_path import installed_release
 
     plan = make_plan(
         profile,
-        sglang=required_sglang(),
+        sglang=installed_release(),
         workers=names("workers", workers or ""),
         concurrencies=integers("concurrency", concurrency or ""),
         thresholds=integers("thresholds", thresholds or ""),
@@ -100,21 +112,16 @@ def status(out: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
 
 @app.command()
 def run(
-    profile: Annotated[str, typer.Option(help="Name in env/profiles, or a .toml file.")] = "cpu-tiny",
-    workers: Annotated[str | None, typer.Option(help="For example v1,v2.")] = None,
-    concurrency: Annotated[str | None, typer.Option(help="Requests in flight, for example 1,8,32.")] = None,
-    thresholds: Annotated[str | None, typer.Option(help="Batch sizes, for example 4,8; 0 = never.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Times each arm is measured at each concurrency.")] = None,
-    target_ci: Annotated[
-        float | None,
-        typer.Option(help="Go on until each 95 % interval is within this share of its mean, for example 0.03 ..."),
-    ] = None,
-    max_repeats: Annotated[int | None, typer.Option(help="... or this many repeats are done.")] = None,
-    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token allowed, ms.")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per output token allowed, ms.")] = None,
-    out: Annotated[
-        str, typer.Option(help="Folder of the run; the same command goes on with what is missing.")
-    ] = "results/run",
+    profile: Profile = "cpu-tiny",
+    workers: Workers = None,
+    concurrency: Concurrency = None,
+    thresholds: Thresholds = None,
+    repeats: Repeats = None,
+    target_ci: TargetCi = None,
+    max_repeats: MaxRepeats = None,
+    slo_ttft_ms: SloTtftMs = None,
+    slo_tpot_ms: SloTpotMs = None,
+    out: Annotated[str, typer.Option(help="Folder of the run, as for specdec sweep.")] = "results/run",
 ) -> None:
     """Run notebooks 00 to 04 into OUT: worker path, sweep, figures, load ramp, and the report as a page."""
     from specdec.notebooks import NotebookFailed, run_suite
@@ -214,7 +221,7 @@ def threshold(
 
 @app.command("self-check")
 def self_check_command(
-    profile: Annotated[str, typer.Option(help="Name in env/profiles, or a .toml file.")] = "cpu-tiny",
+    profile: Profile = "cpu-tiny",
 ) -> None:
     """Check the switch on this machine: tokens, graphs, what off and on cost. A verdict per line."""
     from importlib.metadata import version

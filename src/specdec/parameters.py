@@ -15,8 +15,8 @@ from pathlib import Path
 from specdec.load.lengths import parse_lengths
 from specdec.load.shapes import LengthsAsked, Load, make_load, refuse_too_long
 from specdec.runs.plan import SweepPlan, make_plan
-from specdec.runs.results import required_sglang
 from specdec.servers.profile import ROOT
+from specdec.worker_path import installed_release
 
 INJECTED = "# Parameters"
 """First line of the cell in which papermill puts what it was given."""
@@ -81,7 +81,7 @@ def sweep_run(
     refuse_unknown(*inspect.signature(sweep_run).parameters)
     plan = make_plan(
         _text("profile", profile),
-        sglang=required_sglang(),
+        sglang=installed_release(),
         workers=names("workers", workers),
         concurrencies=integers("concurrency", concurrency),
         thresholds=integers("thresholds", thresholds),
@@ -118,7 +118,7 @@ def ramp_run(
     refuse_unknown(*inspect.signature(ramp_run).parameters)
     plan = make_plan(
         _text("profile", profile),
-        sglang=required_sglang(),
+        sglang=installed_release(),
         workers=names("workers", workers),
         repeats=1,
         slo_ttft_ms=slo_ttft_ms or None,
@@ -153,7 +153,7 @@ def _refuse_unused(load: str, peak: int, input_tokens: str | int, output_tokens:
 def path_run(*, profile: str, workers: str, out: str) -> SweepRun:
     """What notebook 00 looks at: the workers of a profile. Raises ValueError in one line."""
     refuse_unknown("profile", "workers", "out")
-    plan = make_plan(_text("profile", profile), sglang=required_sglang(), workers=names("workers", workers))
+    plan = make_plan(_text("profile", profile), sglang=installed_release(), workers=names("workers", workers))
     return SweepRun(plan, run_folder(out))
 
 

@@ -15,14 +15,14 @@ import pytest
 from specdec.notebooks import NOTEBOOKS, check_executed
 from specdec.runs.load_ramp import read_ramps
 from specdec.runs.plan import make_plan
-from specdec.runs.results import read_results, required_sglang
+from specdec.runs.results import installed_release, read_results
 from specdec.runs.step_cost import read_step_costs
 
 pytestmark = pytest.mark.sglang
 # Each server takes half a minute to start: those of the first release that other tests of sweeps use are left out.
-WORKERS = {"0.5.12": ["v1"], "0.5.23": ["v2", "v2-tree"]}[required_sglang()]
+WORKERS = {"0.5.12": ["v1"], "0.5.23": ["v2", "v2-tree"]}[installed_release()]
 GRID = ["--workers", ",".join(WORKERS), "--concurrency", "1,4", "--thresholds", "2", "--repeats", "1"]
-PLAN = make_plan(sglang=required_sglang(), workers=WORKERS, concurrencies=[1, 4], thresholds=[2], repeats=1)
+PLAN = make_plan(sglang=installed_release(), workers=WORKERS, concurrencies=[1, 4], thresholds=[2], repeats=1)
 KINDS = {  # (arm, has a threshold)
     "0.5.12": {("baseline", False), ("static", False), ("dynamic", True)},
     "0.5.23": {("baseline", False), ("static", False), ("dynamic", True), ("adaptive", True), ("adaptive", False)},

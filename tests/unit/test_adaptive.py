@@ -53,7 +53,7 @@ def test_a_tree_has_no_adaptive_arm() -> None:
 
 def test_each_has_a_row_of_its_own_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     servers = fake_servers(monkeypatch)
-    monkeypatch.setattr(sweep, "installed_sglang", lambda: "0.5.23")
+    monkeypatch.setattr(sweep, "installed_release", lambda: "0.5.23")
     rows = run_sweep(PLAN, tmp_path).set_index("cell_id")
     assert rows["error"].isna().all()
     started = sorted(server.plan.name for server in servers.started)
@@ -66,7 +66,7 @@ def test_each_has_a_row_of_its_own_server(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_server_that_dropped_it_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """SGLang only logs that it does not switch; the numbers would be those of static EAGLE-3."""
     fake_servers(monkeypatch).behaviour = Behaviour(adaptive_dropped=True)
-    monkeypatch.setattr(sweep, "installed_sglang", lambda: "0.5.23")
+    monkeypatch.setattr(sweep, "installed_release", lambda: "0.5.23")
     rows = run_sweep(PLAN, tmp_path)
     failed = rows[rows["error"].notna()]
     assert set(failed["arm"]) == {"adaptive"}

@@ -55,7 +55,7 @@ def asked(out: Path, **given: object) -> dict[str, object]:
 
 @pytest.fixture(autouse=True)
 def _release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.parameters.required_sglang", lambda: "0.5.12")
+    monkeypatch.setattr("specdec.parameters.installed_release", lambda: "0.5.12")
 
 
 @pytest.mark.parametrize(("given", "expected"), [("", None), (8, [8]), ("1,8, 32", [1, 8, 32]), ([1, 2], [1, 2])])

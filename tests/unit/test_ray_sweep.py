@@ -201,7 +201,7 @@ def test_a_machine_that_is_not_set_up_costs_all_its_cells(
     ray: FakeRay, servers: StartedServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another task would end there the same way."""
-    monkeypatch.setattr(sweep, "installed_sglang", lambda: "0.5.23")
+    monkeypatch.setattr(sweep, "installed_release", lambda: "0.5.23")
     rows = run(tmp_path)
     where = f"its Ray task failed on {platform.node()}"
     reason = f"{where}: the plan is for SGLang 0.5.12, this environment has 0.5.23"

@@ -135,7 +135,7 @@ RUN = {"profile": "cpu-tiny", "workers": "v1", "threshold": 4, "out": "results/n
 
 @pytest.fixture
 def _release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.parameters.required_sglang", lambda: "0.5.12")
+    monkeypatch.setattr("specdec.parameters.installed_release", lambda: "0.5.12")
 
 
 @pytest.mark.usefixtures("_release")

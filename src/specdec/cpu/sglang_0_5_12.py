@@ -112,7 +112,16 @@ class TorchTreeAttention(AttentionBackend):  # type: ignore[misc]
             start += count
         return RaggedMetadata(requests)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool) -> Tensor:
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **kwargs: Any,
+    ) -> Tensor:
         pool = forward_batch.token_to_kv_pool
         if save_kv_cache:
             pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
@@ -140,29 +149,7 @@ class TorchTreeAttention(AttentionBackend):  # type: ignore[misc]
             )
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
-    def forward_extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **kwargs: Any,
-    ) -> Tensor:
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
-
-    def forward_decode(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **kwargs: Any,
-    ) -> Tensor:
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
+    forward_decode = forward_extend  # the metadata tells the two apart
 
     def support_triton(self) -> bool:
         return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -352,22 +351,6 @@ def git_commit() -> str | None:
         return None
     changed = _first_output(["git", "-C", here, "status", "--porcelain", "--untracked-files=no"])
     return f"{commit}-dirty" if changed.strip() else commit
-
-
-def installed_sglang() -> str | None:
-    """Release of SGLang in this environment; None if there is none."""
-    try:
-        return importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def required_sglang() -> str:
-    """The SGLang release of this environment. Raises ValueError if there is none."""
-    release = installed_sglang()
-    if release is None:
-        raise ValueError("this environment has no SGLang; env/setup.sh makes one that has")
-    return release
 
 
 def sha256(path: str | Path) -> str:

@@ -33,7 +33,6 @@ from specdec.runs.results import (
     Cell,
     broken_invariants,
     git_commit,
-    installed_sglang,
     machine,
     read_cells,
     write_atomic,
@@ -42,6 +41,7 @@ from specdec.runs.results import (
 )
 from specdec.runs.run_folder import Status, folder_lock, open_folder, read_status, utc_now
 from specdec.servers.profile import locate
+from specdec.worker_path import installed_release
 
 __all__ = ["Status", "SweepPlan", "make_plan", "read_status", "run_sweep"]
 
@@ -72,8 +72,8 @@ def run_sweep(
 
 def check_inputs(plan: SweepPlan) -> PromptSet:
     """The prompts of `plan`. Raises ValueError if this environment or the prompt file is not the planned one."""
-    if (installed := installed_sglang()) != plan.sglang:
-        raise ValueError(f"the plan is for SGLang {plan.sglang}, this environment has {installed or 'none'}")
+    if (installed := installed_release()) != plan.sglang:
+        raise ValueError(f"the plan is for SGLang {plan.sglang}, this environment has {installed}")
     prompts = read_prompts(locate(plan.profile.prompts))
     if prompts.sha256 != plan.prompt_set_sha256:
         raise ValueError(f"the prompt file {plan.profile.prompts} is not the one that was planned with")

@@ -58,7 +58,10 @@ def installed_release() -> str:
     try:
         return version("sglang")
     except PackageNotFoundError:
-        raise ValueError(f"SGLang is not installed here: say --sglang {' or '.join(RELEASES)}") from None
+        raise ValueError(
+            "this environment has no SGLang; env/setup.sh makes one that has, "
+            f"and specdec doctor takes --sglang {' or '.join(RELEASES)}"
+        ) from None
 
 
 def predict(flags: Sequence[str], env: Mapping[str, str], release: str, load: int | None = None) -> WorkerPath:
