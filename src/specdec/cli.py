@@ -57,8 +57,9 @@ def sweep(
 ) -> None:
     """Measure baseline, static and dynamic speculation over a grid of concurrencies into OUT."""
     from specdec.parameters import integers, names
+    from specdec.runs.plan import make_plan
     from specdec.runs.ray_sweep import run_ray_sweep
-    from specdec.runs.sweep import make_plan, run_sweep  # pandas and SGLang take seconds to import
+    from specdec.runs.sweep import run_sweep  # pandas and SGLang take seconds to import
     from specdec.worker_path import installed_release
 
     plan = make_plan(
@@ -125,6 +126,7 @@ def run(
 ) -> None:
     """Run notebooks 00 to 04 into OUT: worker path, sweep, figures, load ramp, and the report as a page."""
     from specdec.notebooks import NotebookFailed, run_suite
+    from specdec.runs.results import read_results
 
     asked = {
         **{"profile": profile, "workers": workers, "concurrency": concurrency, "thresholds": thresholds},
@@ -141,6 +143,10 @@ def run(
         typer.echo(f"interrupted; what is measured is kept in {out}, the same command goes on", err=True)
         raise typer.Exit(130) from None
     typer.echo(f"report: {page}")
+    if failed := int(read_results(page.parent)["error"].notna().sum()):
+        again = f"specdec sweep {page.parent} --retry-failed with the same options measures them anew"
+        typer.echo(f"{failed} cells failed; why: at the report's end; {again}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -224,12 +230,11 @@ def self_check_command(
     profile: Profile = "cpu-tiny",
 ) -> None:
     """Check the switch on this machine: tokens, graphs, what off and on cost. A verdict per line."""
-    from importlib.metadata import version
-
     from specdec.runs.self_check import self_check
     from specdec.servers.profile import load_profile
+    from specdec.worker_path import installed_release
 
-    verdicts = self_check(load_profile(profile), version("sglang"), typer.echo)
+    verdicts = self_check(load_profile(profile), installed_release(), typer.echo)
     raise typer.Exit(0 if all(verdict.ok for verdict in verdicts) else 1)
 
 

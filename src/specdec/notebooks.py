@@ -16,7 +16,7 @@ import nbformat
 from nbclient.exceptions import DeadKernelError
 from traitlets.config import Config
 
-from specdec.parameters import refuse_names, sweep_run
+from specdec.parameters import refuse_names, smallest_threshold, sweep_run
 from specdec.runs.run_folder import Status, folder_lock, open_folder, read_status
 from specdec.servers.profile import ROOT
 
@@ -86,7 +86,7 @@ def run_suite(asked: Mapping[str, Any], say: Callable[[str], None] = print) -> P
     run = sweep_run(**given)
     with folder_lock(run.out):
         open_folder(run.out, run.plan)  # a folder of another plan, or one in use, is refused here
-    threshold = min(n for n in (*run.plan.thresholds, *run.plan.profile.grid.thresholds[:1]) if n > 0)
+    threshold = smallest_threshold(run.plan.thresholds, run.plan.profile)
     ramp = {"threshold": threshold, "peak": max(run.plan.concurrencies[-1], 2 * threshold)}
     say(str(run))
     return run_all(run.out, {**given, **ramp, "out": str(run.out)}, say)

@@ -15,7 +15,7 @@ from pathlib import Path
 from specdec.load.lengths import parse_lengths
 from specdec.load.shapes import LengthsAsked, Load, make_load, refuse_too_long
 from specdec.runs.plan import SweepPlan, make_plan
-from specdec.servers.profile import ROOT
+from specdec.servers.profile import ROOT, Profile
 from specdec.worker_path import installed_release
 
 INJECTED = "# Parameters"
@@ -130,7 +130,7 @@ def ramp_run(
             raise ValueError(f"{name} must be an integer of 0 or more, got {value!r}")
     if isinstance(phase_s, bool) or not isinstance(phase_s, (int, float)) or not 1 <= phase_s <= 3600:
         raise ValueError(f"phase_s must be a number of seconds from 1 to 3600, got {phase_s!r}")
-    threshold = threshold or min(n for n in plan.profile.grid.thresholds if n > 0)
+    threshold = threshold or smallest_threshold((), plan.profile)
     load = _text("load", load)
     _refuse_unused(load, peak, input_tokens, output_tokens)
     lengths = LengthsAsked(
@@ -140,6 +140,14 @@ def ramp_run(
     made = make_load(load, threshold, peak or plan.concurrencies[-1], float(phase_s), lengths, seed)
     refuse_too_long(made, [*plan.profile.flags, *plan.profile.release(plan.sglang).flags])
     return RampRun(plan, run_folder(out), threshold, made)
+
+
+def smallest_threshold(asked: Sequence[int], profile: Profile) -> int:
+    """The smallest threshold above 0 of those asked for, else of the profile's grid. ValueError if there is none."""
+    for thresholds in (asked, profile.grid.thresholds):
+        if above := [n for n in thresholds if n > 0]:
+            return min(above)
+    raise ValueError(f"a load ramp needs a threshold above 0; profile {profile.name} has none in its grid")
 
 
 def _refuse_unused(load: str, peak: int, input_tokens: str | int, output_tokens: str | int) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from specdec.analysis.stats import ratio_interval
 from specdec.load.bench import BENCH_MODULES
-from specdec.load.cell import run_cell, warm_up
+from specdec.load.cell import run_cell
+from specdec.load.closed_loop import warm_up
 from specdec.load.prompts import Prompt, read_prompts
 from specdec.servers.profile import ROOT, load_profile, locate, plan_server
 from specdec.servers.server import Server

@@ -15,8 +15,9 @@ import pytest
 from specdec.notebooks import NOTEBOOKS, check_executed
 from specdec.runs.load_ramp import read_ramps
 from specdec.runs.plan import make_plan
-from specdec.runs.results import installed_release, read_results
+from specdec.runs.results import read_results
 from specdec.runs.step_cost import read_step_costs
+from specdec.worker_path import installed_release
 
 pytestmark = pytest.mark.sglang
 # Each server takes half a minute to start: those of the first release that other tests of sweeps use are left out.

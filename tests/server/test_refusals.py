@@ -28,6 +28,7 @@ REFUSED = {
         [*EAGLE3, THRESHOLD, "4", "--enable-dp-attention", "--dp-size", "2", "--tp-size", "2"],
         "data-parallel attention",
     ),
+    "a scheduler that loads no plugins": ([*EAGLE3, THRESHOLD, "4", "--use-ray"], "--use-ray"),
     "its own adaptive switch": ([*EAGLE3, THRESHOLD, "4", "--speculative-adaptive"], "adaptive"),
 }
 PROGRAM = """

@@ -14,8 +14,8 @@ import pytest
 from fakes import Behaviour, FakeServer, SteppedClock
 
 from specdec.load.bench import RequestTimes, bench_module
-from specdec.load.cell import CellError, Slo, run_cell, summarize
-from specdec.load.loop_thread import run_in_thread
+from specdec.load.cell import Slo, run_cell, summarize
+from specdec.load.loop_thread import CellError, run_in_thread
 from specdec.load.prompts import PromptSet, read_prompts
 from specdec.servers import counters
 from specdec.servers.counters import state_delta

@@ -1,8 +1,9 @@
-"""What a CPU cannot do right is refused at the start of a server, before it has loaded anything."""
+"""The CPU pieces at the start of a server: what a CPU cannot do right is refused, before anything is loaded."""
 
 import pytest
 
-from specdec.cpu import sglang_0_5_23
+from specdec import cpu
+from specdec.cpu import sglang_0_5_12, sglang_0_5_23
 
 
 def test_rejection_sampling_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -13,3 +14,11 @@ def test_rejection_sampling_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("specdec: --speculative-use-rejection-sampling has no CPU stand-in")
+
+
+def test_a_release_without_cpu_pieces_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["launch_server", "--device", "cpu"])
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.5.99")
+    for release in (sglang_0_5_12, sglang_0_5_23):
+        monkeypatch.setattr(release, "install", lambda: pytest.fail("installed"))
+    cpu.register()

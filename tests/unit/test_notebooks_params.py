@@ -25,9 +25,10 @@ from specdec.parameters import (
     refuse_unknown,
     report_folder,
     run_folder,
+    smallest_threshold,
     sweep_run,
 )
-from specdec.servers.profile import ROOT
+from specdec.servers.profile import ROOT, load_profile
 
 NOTEBOOK = ROOT / "notebooks" / "02_threshold_sweep.ipynb"
 SWEEP = {
@@ -247,6 +248,22 @@ def test_a_ramp_crosses_a_threshold_above_the_grid(monkeypatch: pytest.MonkeyPat
     run_suite(asked(tmp_path, concurrency="1", thresholds="0"), lambda _: None)
     assert isinstance(seen["peak"], int)
     assert seen["peak"] > seen["threshold"] >= 1  # type: ignore[operator]
+
+
+def test_the_ramp_takes_the_smallest_threshold_of_the_sweep_even_above_the_profile_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(specdec.notebooks, "run_all", lambda out, parameters, say: seen.update(parameters))
+    run_suite(asked(tmp_path, concurrency="1", thresholds="0,8,16"), lambda _: None)
+    assert seen["threshold"] == 8
+
+
+def test_a_ramp_without_any_threshold_is_refused() -> None:
+    profile = load_profile("cpu-tiny")
+    grid = profile.grid.model_copy(update={"thresholds": (0,)})
+    with pytest.raises(ValueError, match="needs a threshold above 0; profile cpu-tiny has none"):
+        smallest_threshold([0], profile.model_copy(update={"grid": grid}))
 
 
 def test_another_plan_in_the_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

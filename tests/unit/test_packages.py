@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cpu": {"sglang_plugin"},
     "sglang_plugin": {"policy", "worker_path"},
     "analysis": set(),
-    "servers": set(),
+    "servers": {"worker_path"},
     "load": {"servers"},
     "runs": {"analysis", "load", "servers", "worker_path"},
     "figures": {"analysis", "load", "runs"},

@@ -62,6 +62,8 @@ def test_path_instead_of_name(tmp_path: Path) -> None:
         ('name = "cpu-tiny"', 'name = "cpu-small"', "its name is 'cpu-small'"),
         ("./env/tiny_pair/draft", "./env/no_such_draft", "no_such_draft does not exist"),
         ("[grid]", "[grid", "line"),
+        ('  "--enable-metrics",\n', "", "--enable-metrics is missing"),
+        ('"--enable-metrics",', '"--enable-metrics", "--dp-size", "2",', "--dp-size: measure one replica"),
     ],
 )
 def test_bad_profile_is_one_line_that_names_the_field(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -75,6 +77,12 @@ def test_unknown_profile_lists_the_known_ones() -> None:
         load_profile("cpu-big")
     with pytest.raises(ValueError, match=r"no profile '/no/such\.toml'"):
         load_profile("/no/such.toml")
+
+
+def test_outside_a_checkout_the_way_in_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("specdec.servers.profile.PROFILE_FOLDER", tmp_path / "none")
+    with pytest.raises(ValueError, match=r"none outside a checkout of specdec .* pip install -e"):
+        load_profile("cpu-tiny")
 
 
 def test_baseline_has_no_speculative_flag() -> None:

@@ -19,7 +19,8 @@ from ray_fakes import FakeRay
 from sweep_fakes import StartedServers, fake_servers, measured
 
 from specdec import cli
-from specdec.load.cell import CellError, Measured
+from specdec.load.cell import Measured
+from specdec.load.loop_thread import CellError
 from specdec.runs import ray_sweep, sweep
 from specdec.runs.plan import SweepPlan, make_plan
 from specdec.runs.ray_sweep import run_ray_sweep

@@ -21,7 +21,8 @@ from fakes import FakeServer
 from sweep_fakes import StartedServers, fake_servers, measured
 
 from specdec import cli
-from specdec.load.cell import CellError, Measured
+from specdec.load.cell import Measured
+from specdec.load.loop_thread import CellError
 from specdec.runs import sweep
 from specdec.runs.plan import SweepPlan, make_plan
 from specdec.runs.results import read_cells, read_results
@@ -487,6 +488,29 @@ def test_command_line_says_that_cells_failed(
     assert "10 cells in" in (output := capsys.readouterr()).out
     assert "4 failed" in output.out
     assert "--retry-failed" in output.err
+
+
+def test_a_run_of_the_notebooks_says_that_cells_failed(
+    specdec: Callable[..., int],
+    servers: StartedServers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run_suite(asked: Any, say: Any) -> Path:
+        run_sweep(PLAN, tmp_path)
+        return tmp_path / "report.html"
+
+    monkeypatch.setattr("specdec.notebooks.run_suite", run_suite)
+    servers.refuse = lambda plan: ServerDied("no memory") if plan.worker == "v2" else None
+    assert specdec("run", "--out", str(tmp_path)) == 1
+    said = capsys.readouterr()
+    assert "report.html" in said.out
+    assert "4 cells failed" in said.err
+    assert f"specdec sweep {tmp_path} --retry-failed" in said.err
+    servers.refuse = lambda plan: None
+    assert specdec("sweep", str(tmp_path), "--retry-failed", *SWEEP_ARGUMENTS) == 0
+    assert specdec("run", "--out", str(tmp_path)) == 0
 
 
 @pytest.mark.parametrize(

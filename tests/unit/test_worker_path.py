@@ -119,6 +119,9 @@ def test_every_step_has_its_reason() -> None:
         ([*EAGLE3, *CHAIN, "--disaggregation-mode", "decode"], "--disaggregation-mode decode"),
         ([*EAGLE3, *CHAIN, "--enable-two-batch-overlap"], "two-batch-overlap"),
         ([*EAGLE3, *CHAIN, "--enable-pdmux"], "pdmux"),
+        ([*EAGLE3, *CHAIN, "--enable-hisparse"], "hisparse"),
+        ([*EAGLE3, *CHAIN, "--use-ray"], "load no plugins"),
+        ([*EAGLE3, *CHAIN, "--lora-paths", "a=b"], "LoRA"),
         ([*EAGLE3, *CHAIN, "--speculative-adaptive"], "two controllers"),
         ([*EAGLE3, *CHAIN, "--pp-size", "2"], "--pp-size"),
         (["--speculative-algorithm", "NOSUCH"], "no speculative algorithm 'NOSUCH'"),
@@ -128,6 +131,14 @@ def test_the_switch_is_refused_by_name(flags: list[str], reason: str, release: s
     path = predict(*flags, *SWITCH, release=release)
     assert not path.switch_acts
     assert reason in path.switch_reason
+
+
+@pytest.mark.parametrize("flag", ["--speculative-use-rejection-sampling", "--speculative-use-block-verification"])
+def test_a_plain_step_has_nothing_to_reject(flag: str) -> None:
+    path = predict(*EAGLE3, *CHAIN, flag, *SWITCH, release="0.5.23")
+    assert not path.switch_acts
+    assert "rejection sampling" in path.switch_reason
+    assert predict(*EAGLE3, *CHAIN, *SWITCH, release="0.5.23").switch_acts
 
 
 def test_refusal_says_the_same_of_resolved_settings() -> None:

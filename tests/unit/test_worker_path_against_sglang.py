@@ -269,6 +269,7 @@ def test_settings_have_the_release_s_fields_and_defaults(sglang: SGLang) -> None
             "disable_decode_cuda_graph",
             "enable_return_aux_hidden_states",
             "speculative_use_rejection_sampling",
+            "speculative_use_block_verification",
         },
         "0.5.23": {"cuda_graph_max_bs", "cuda_graph_bs", "speculative_skip_dp_mlp_sync"},
     }
@@ -387,6 +388,9 @@ def test_single_steps(sglang: SGLang) -> None:
             (["--speculative-algorithm", "EAGLE3", "--enable-return-aux-hidden-states"], {}),
             ([*eagle, *CHAIN, "--speculative-use-rejection-sampling"], {}),
             ([*eagle, *TREE, "--speculative-use-rejection-sampling"], {}),
+            ([*eagle, *CHAIN, "--speculative-use-block-verification"], {}),
+            ([*eagle, *TREE, "--speculative-use-block-verification"], {}),
+            (["--speculative-algorithm", "NGRAM", "--speculative-use-block-verification"], {}),
             (pipeline, {"SGLANG_ENABLE_PP_SPEC": "1"}),
             ([*pipeline, "--speculative-adaptive"], {"SGLANG_ENABLE_PP_SPEC": "1"}),
             ([*eagle, *CHAIN, "--pp-size", "2"], {"SGLANG_ENABLE_PP_SPEC": "1"}),

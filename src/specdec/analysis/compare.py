@@ -1,8 +1,7 @@
 """Two runs held against each other, cell by cell: better, worse, same or unclear.
 
 What is compared, B over A:
-- throughput and latency of speculating arms as their paired ratio to the baseline of the same block, since
-that
+- throughput and latency of speculating arms as their paired ratio to the baseline of the same block, since that
   survives another machine and a slow day; where a run has no baseline, as they are, on the same machine only;
 - throughput and latency of the baseline as they are, on the same machine only;
 - accept length as it is, of cells with enough speculative steps: it does not depend on the machine's speed.

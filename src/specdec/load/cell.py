@@ -15,27 +15,10 @@ from typing import Any
 import numpy as np
 
 from specdec.load.bench import RequestTimes, run_bench
-from specdec.load.closed_loop import Phase, ramp, warm_up
-from specdec.load.loop_thread import DEFAULT_STALL_S, CellError
-from specdec.load.prompts import Prompt, PromptSet, read_prompts
-from specdec.load.request_stream import Ramp
+from specdec.load.loop_thread import DEFAULT_STALL_S
+from specdec.load.prompts import Prompt
 from specdec.servers.counters import settled_counts, state_delta, token_counts
 from specdec.servers.server import Server
-
-__all__ = [
-    "CellError",
-    "Measured",
-    "Phase",
-    "Prompt",
-    "PromptSet",
-    "Ramp",
-    "RequestTimes",
-    "Slo",
-    "ramp",
-    "read_prompts",
-    "run_cell",
-    "warm_up",
-]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class RampFacts(BaseModel):
     worker_class: str
     worker_file: str
     threshold: int
-    load: str = "ramp"  # a text of load_shapes
+    load: str = "ramp"  # a text of load/shapes.py
     seed: int | None = None
     prompt_set: str | None = None
     prompt_set_sha256: str | None = None

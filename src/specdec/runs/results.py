@@ -8,7 +8,6 @@ never 0.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -351,11 +350,6 @@ def git_commit() -> str | None:
         return None
     changed = _first_output(["git", "-C", here, "status", "--porcelain", "--untracked-files=no"])
     return f"{commit}-dirty" if changed.strip() else commit
-
-
-def sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, hexadecimal."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _first_output(command: list[str]) -> str:

@@ -28,7 +28,7 @@ from specdec.load.cell import run_cell
 from specdec.load.loop_thread import DEFAULT_STALL_S
 from specdec.load.prompts import PromptSet, read_prompts
 from specdec.runs.arm_servers import ArmServers, describe
-from specdec.runs.plan import ARM_NONE, Arm, PlannedCell, SweepPlan, make_plan
+from specdec.runs.plan import ARM_NONE, Arm, PlannedCell, SweepPlan
 from specdec.runs.results import (
     Cell,
     broken_invariants,
@@ -39,11 +39,9 @@ from specdec.runs.results import (
     write_cell,
     write_tables,
 )
-from specdec.runs.run_folder import Status, folder_lock, open_folder, read_status, utc_now
+from specdec.runs.run_folder import Status, folder_lock, open_folder, utc_now
 from specdec.servers.profile import locate
 from specdec.worker_path import installed_release
-
-__all__ = ["Status", "SweepPlan", "make_plan", "read_status", "run_sweep"]
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Profiles: one TOML file per model and machine, and the server commands made from it.
 
 A profile says what to serve, with which flags, on how many GPUs, and which grid a sweep measures by default.
-How servers are run is server.py's subject, how they are measured sweep.py's.
+How servers are run is server.py's subject, how they are measured that of specdec.runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from specdec.servers.adaptive import AdaptiveTiers, adaptive_flags
 from specdec.servers.server import PORT_PLACEHOLDER, ServerPlan
+from specdec.worker_path.server_flags import THRESHOLD_FLAG
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,6 +93,14 @@ class Profile(_Part):
     releases: dict[str, Release]
     grid: Grid
 
+    @model_validator(mode="after")
+    def _can_be_measured(self) -> Profile:
+        if "--enable-metrics" not in self.flags:
+            raise ValueError("flags: --enable-metrics is missing; tokens are counted from the server's /metrics")
+        if one := {"--dp-size", "--data-parallel-size"} & set(self.flags):
+            raise ValueError(f"flags: {one.pop()}: measure one replica; the switch's state is that of the first alone")
+        return self
+
     def release(self, sglang: str) -> Release:
         """The part for one release. Raises ValueError if the profile has none."""
         if sglang not in self.releases:
@@ -134,6 +143,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         known = _names(known_profiles())
+        if not PROFILE_FOLDER.is_dir():
+            known = "none outside a checkout of specdec (in one: pip install -e '.[measure]')"
         raise ValueError(f"no profile {str(name_or_path)!r}; known: {known}, or give a .toml file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"profile {path}: {error}") from None
@@ -193,7 +204,7 @@ def _speculative_flags(profile: Profile, worker: Worker) -> list[str]:
 
 def _switch_flags(arm: str, worker_name: str, worker: Worker, sglang: str, tiers: AdaptiveTiers | None) -> list[str]:
     if arm != "adaptive":
-        return ["--speculative-disable-batch-threshold", "none"]
+        return [THRESHOLD_FLAG, "none"]
     if sglang == "0.5.12" or worker.topk != 1:
         raise ValueError(
             f"arm 'adaptive' is SGLang 0.5.23's own switch for topk 1, not for {sglang} {worker_name} "

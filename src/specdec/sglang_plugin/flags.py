@@ -9,10 +9,8 @@ from typing import Any
 
 from specdec.policy import SwitchSettings
 from specdec.sglang_plugin.hooks import after, around, refuse
+from specdec.worker_path.server_flags import DWELL_FLAG, RESUME_FLAG, THRESHOLD_FLAG
 
-THRESHOLD_FLAG = "--speculative-disable-batch-threshold"
-RESUME_FLAG = "--speculative-resume-batch-threshold"
-DWELL_FLAG = "--speculative-disable-dwell-steps"
 ATTRIBUTE = "specdec"
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec.policy import Mode
-from specdec.sglang_plugin.hooks import after, around
+from specdec.sglang_plugin import flags
+from specdec.sglang_plugin.hooks import after, around, refuse
 from specdec.sglang_plugin.report import Metrics, Report, WorkerFacts, open_trace
 from specdec.sglang_plugin.switch import Switch, describe
+from specdec.worker_path.server_flags import THRESHOLD_FLAG
 
 logger = logging.getLogger("specdec")
 
@@ -41,7 +43,9 @@ def _after_init_model_worker(result: None, scheduler: Any) -> None:
     tp_rank = get_tensor_model_parallel_rank()
     settings = rules_for(version("sglang")).resolved(scheduler.server_args)
     facts = worker_facts(scheduler)
-    inactive = None if switch else "started without --speculative-disable-batch-threshold"
+    if switch is None and hasattr(scheduler.server_args, flags.ATTRIBUTE):  # SGLang only logs a hook that fails
+        refuse(f"{THRESHOLD_FLAG} has not taken effect: {facts.worker_class} runs without the switch")
+    inactive = None if switch else f"started without {THRESHOLD_FLAG}"
     adaptive = getattr(scheduler.draft_worker, "adaptive_controller", None) is not None
     stages = getattr(scheduler.draft_worker, "stages", None)
     report = Report(facts, switch, inactive, adaptive, stages)

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from specdec.policy import Mode, SwitchSettings, ThresholdPolicy
+from specdec.worker_path.path import rules_for
 
 logger = logging.getLogger("specdec")
 
@@ -69,7 +71,8 @@ class Switch:
 
 def make_switch(server_args: Any, tp_rank: int) -> Switch:
     """The switch of a worker, from the settings that the command line put on server_args."""
-    return Switch(server_args.specdec, is_rank_0=tp_rank == 0, warm_up=not server_args.skip_server_warmup)
+    resolved = rules_for(version("sglang")).resolved(server_args)
+    return Switch(server_args.specdec, is_rank_0=tp_rank == 0, warm_up=not resolved.skip_server_warmup)
 
 
 def describe(settings: SwitchSettings) -> str:

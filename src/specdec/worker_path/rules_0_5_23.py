@@ -109,7 +109,13 @@ def refusal(args: Any) -> str | None:
     """Why the switch cannot act with resolved settings; None when it can."""
     # A dump of resolved settings (/server_info) carries both spellings of attention DP.
     attention_dp = args.attn_dp_size > 1 or bool(args.enable_dp_attention)
-    return common.refusal(args, worker(args), SUPPORTED_WORKERS, attention_dp)
+    reason = common.refusal(args, worker(args), SUPPORTED_WORKERS, attention_dp)
+    if reason is None and args.speculative_use_rejection_sampling:
+        return (
+            "rejection sampling (--speculative-use-rejection-sampling, or what turns it on): it needs the draft's "
+            "probabilities, and a plain step has no draft"
+        )
+    return reason
 
 
 def overlap_reason(args: Any, env: Mapping[str, str]) -> str:
@@ -195,12 +201,23 @@ def _speculation(resolution: Resolution, env: Mapping[str, str], target: str | N
                 "with --speculative-algorithm EAGLE a MiMoV2, GigaChat35, Step3p5 or Step3p7 target runs "
                 "multi-layer EAGLE"
             )
+    if args.speculative_use_block_verification:
+        _block_verification(args)
     if args.speculative_adaptive:
         _adaptive(resolution)
     if args.speculative_algorithm in ("EAGLE", "EAGLE3", "STANDALONE"):
         _eagle_family(resolution, target)
     elif args.speculative_algorithm not in (None, "NONE"):
         _other_algorithm(resolution)
+
+
+def _block_verification(args: Settings) -> None:
+    if args.speculative_algorithm not in ("EAGLE", "EAGLE3", "DFLASH", "DSPARK"):
+        raise StartError("--speculative-use-block-verification needs EAGLE, EAGLE3, DFLASH or DSPARK")
+    if args.device not in (None, "cuda"):
+        raise StartError(f"--speculative-use-block-verification needs device cuda, not {args.device}")
+    if args.speculative_algorithm in ("EAGLE", "EAGLE3"):
+        args.speculative_use_rejection_sampling = True
 
 
 def _adaptive(resolution: Resolution) -> None:
@@ -307,7 +324,7 @@ def _after_speculation(resolution: Resolution, env: Mapping[str, str]) -> None:
         return
     if args.pp_size > 1:
         _check_pipeline_parallel(args, environment.truth(env, "SGLANG_ENABLE_PP_SPEC", default=False))
-    if args.enable_lora or (args.enable_lora is None and args.lora_paths):
+    if common.uses_lora(args):
         lora = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK", "NGRAM")
         if args.speculative_algorithm not in lora or args.speculative_adaptive:
             raise StartError(f"LoRA goes only with {', '.join(lora)}, and not with --speculative-adaptive")

@@ -130,9 +130,20 @@ def refusal(args: Any, worker: Worker | None, supported: Collection[str], attent
         return "--enable-two-batch-overlap wraps the attention backend that a plain step brings its own of"
     if args.enable_pdmux:
         return "--enable-pdmux keeps attention backends of its own, which a plain step does not replace"
+    if args.use_ray:
+        return "--use-ray: its scheduler actors load no plugins, so the switch would not be in them"
+    if uses_lora(args):
+        return "LoRA: its CUDA graph metadata has one width a request, and building the plain step's would overwrite it"
+    if args.enable_hisparse:
+        return "--enable-hisparse: its swap state is sized at start for one number of draft tokens"
     if args.speculative_adaptive:
         return "--speculative-adaptive is in force: two controllers would set the number of draft steps; drop it"
     return None
+
+
+def uses_lora(args: Any) -> bool:
+    """As `check_lora_server_args` will resolve it, later than the rules and the plugin look."""
+    return bool(args.enable_lora or (args.enable_lora is None and args.lora_paths))
 
 
 def default_ceiling(args: Settings, below_35_gib: tuple[int, int]) -> GraphCeiling:

@@ -23,6 +23,8 @@ class Settings:
     disaggregation_mode: str = "null"
     enable_two_batch_overlap: bool = False
     enable_pdmux: bool = False
+    enable_hisparse: bool = False
+    use_ray: bool = False
     enable_mixed_chunk: bool = False
     dllm_algorithm: str | None = None
     enable_lora: bool | None = None
@@ -57,6 +59,7 @@ class Settings:
     speculative_adaptive_config: str | None = None
     speculative_skip_dp_mlp_sync: bool = False  # 0.5.12
     speculative_use_rejection_sampling: bool = False  # 0.5.23
+    speculative_use_block_verification: bool = False  # 0.5.23
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,25 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from specdec.policy import Mode
+from specdec.sglang_plugin.hooks import refuse
 from specdec.sglang_plugin.stages import time_stages
 from specdec.sglang_plugin.swap import swapped_attributes
 from specdec.sglang_plugin.switch import make_switch
 
 # A plain step drafts nothing and verifies one node a request, the bonus token.
 PLAIN_STEPS, PLAIN_DRAFT_TOKENS = 0, 1
+
+
+def refuse_shared_selection(draft_extend_backend: Any) -> None:
+    """Qwen's sparse attention can let draft steps reuse what the last draft extend selected; a plain step's draft
+    extend has a backend of its own and would leave that old. SGLang turns it off under --speculative-adaptive.
+    """
+    # Relies on: QwenSparseAttnBackend.set_mtp_shared_sparse_indices (layers/attention/qwen_sparse_attn_backend.py).
+    if getattr(draft_extend_backend, "_mtp_shared_sparse_indices", None) is not None:
+        refuse(
+            "the model's index_share_for_mtp_iteration does not go with plain steps; turn it off with "
+            """--json-model-override-args '{"index_share_for_mtp_iteration": false}'"""
+        )
 
 
 class SwitchedEAGLEWorkerV2(EAGLEWorkerV2):  # type: ignore[misc]
@@ -39,6 +52,7 @@ class SwitchedEAGLEWorkerV2(EAGLEWorkerV2):  # type: ignore[misc]
     def init_cuda_graphs(self) -> None:
         """The start's last stage: memory pools, attention backends and the speculative graphs exist."""
         super().init_cuda_graphs()
+        refuse_shared_selection(self.draft_worker.draft_extend_attn_backend)
         with (
             draft_tp_context(self.draft_worker.parallel_layout),
             speculative_moe_backend_context(),
