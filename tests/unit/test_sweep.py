@@ -354,6 +354,23 @@ def test_status_names_the_server_that_is_starting(servers: StartedServers, tmp_p
     assert read_status(tmp_path).now is None
 
 
+def test_the_start_of_servers_is_no_part_of_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    left_s: list[float | None] = []
+
+    def run_cell(server: FakeServer, prompts: Any, concurrency: int, output_tokens: int, *_: Any) -> Measured:
+        left_s.append(read_status(tmp_path).seconds_left)
+        return measured(prompts, concurrency, output_tokens)
+
+    servers = fake_servers(monkeypatch, run_cell)
+    servers.refuse = lambda plan: time.sleep(1.0)
+    run_sweep(PLAN, tmp_path)
+    assert left_s[0] is None
+    assert left_s[1] is not None
+    assert left_s[1] < 1.5 * (len(ALL) - 1)  # else the start of three servers, 3 s, would count for every cell
+
+
 def test_another_release_is_refused(servers: StartedServers, tmp_path: Path) -> None:
     plan = PLAN.model_copy(update={"sglang": "0.5.99"})
     with pytest.raises(ValueError, match=r"the plan is for SGLang 0\.5\.99, this environment has"):

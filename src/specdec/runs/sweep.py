@@ -236,6 +236,7 @@ def _measure_all(run: Run, measurer: CellMeasurer, progress: Callable[..., Any])
         import_bench_meanwhile()
         run.note("running")
         measurer.servers.start_all(cell.arm for cell in missing)
+        run.began_s = time.monotonic()  # a cell's share of the servers' start says nothing about the next cell
     with run.bar(progress, len(missing)) as bar:
         for repeat in range(run.plan.max_repeats):
             cells = _cells_of(run, repeat)
