@@ -20,9 +20,9 @@ A run folder (`results/run` unless `OUT=` says otherwise) holds what one profile
 `make sweep`, `specdec sweep` and the notebooks; read by notebook 04, `specdec status` and `specdec compare`.
 
 `results/reference/` holds a run of each release with the tiny model; of a run it keeps the tables, `ramp/`,
-`step_cost/` and three figures as PNG. `sglang-0.5.12`: `make sweep REPEATS=5` at commit 7dbc9f9. `sglang-0.5.23`:
-`make sweep SGLANG=0.5.23 THRESHOLDS=8 REPEATS=5` at 20d0f5a, stopped after four repeats; the tiers of its adaptive arm
-at 8 were {"1": 3 steps, "9": 0 steps}. Ramps of 0.5.23 and all step costs were measured apart, at 5fc827d.
+`step_cost/` and three figures as PNG. Both were made at commit 7d2f4ba, on a machine that did nothing else:
+`make sweep REPEATS=6` and `make sweep SGLANG=0.5.23 THRESHOLDS=8,24 REPEATS=6`; the tiers of the adaptive arm at 8 were
+{"1": 3 steps, "9": 0 steps}, those at 24 {"1": 3 steps, "25": 0 steps}.
 
 | path | what it is |
 | --- | --- |
