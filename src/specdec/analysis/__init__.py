@@ -1,1 +1,1 @@
-"""What follows from the rows of a run: means and intervals, tables, the threshold to recommend, a comparison."""
+"""What follows from the rows of a run: means and intervals, the threshold to recommend, one run against another."""

@@ -1,1 +1,1 @@
-"""Figures of a run, and how a notebook shows them."""
+"""Figures and tables of a run, and how a notebook shows them."""
