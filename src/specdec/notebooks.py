@@ -25,9 +25,6 @@ NOTEBOOKS = ("00_worker_path", "01_baseline_vs_eagle3", "02_threshold_sweep", "0
 PARAMETERS_TAG = "parameters"
 INJECTED_TAG = "injected-parameters"
 STATUS_EVERY_S = 20.0
-# A kernel answers within seconds; one has been seen to live and say nothing for 60 s, beside tests of another release.
-KERNEL_START_S = 120
-KERNEL_STARTS = 2
 # Sockets in a private folder: no port to collide with a server's, and nothing to eavesdrop on.
 _KERNEL = Config({"KernelManager": {"transport": "ipc"}})
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
@@ -56,21 +53,17 @@ def run_notebook(path: Path, out: Path, parameters: Mapping[str, Value], say: Ca
         if cell.cell_type == "markdown":
             say(f"  {path.stem}, cell {cell_index + 1} of {len(cells) + 1}: {_first_line(cell.source)}")
 
-    def execute() -> None:
-        papermill.execute_notebook(
-            str(path),
-            str(target),
-            dict(parameters),
-            progress_bar=False,
-            on_cell_start=say_cell,
-            start_timeout=KERNEL_START_S,
-            config=_KERNEL,
-            extra_arguments=["--log-level=CRITICAL"],  # the kernel's own log; errors of cells are shown
-        )
-
     with _status_lines(out, say):
         try:
-            _with_a_kernel_that_answers(path.stem, execute, say)
+            papermill.execute_notebook(
+                str(path),
+                str(target),
+                dict(parameters),
+                progress_bar=False,
+                on_cell_start=say_cell,
+                config=_KERNEL,
+                extra_arguments=["--log-level=CRITICAL"],  # the kernel's own log; errors of cells are shown
+            )
         except papermill.PapermillExecutionError as error:
             reason = f"cell {error.cell_index + 1}: {error.ename}: {_first_line(error.evalue)}"
             raise NotebookFailed(f"{path.stem} failed in {reason} (all of it: {target})") from None
@@ -78,21 +71,6 @@ def run_notebook(path: Path, out: Path, parameters: Mapping[str, Value], say: Ca
             raise NotebookFailed(f"{path.stem}: its kernel died; what it had shown: {target}") from None
     check_executed(nbformat.read(target, as_version=4), path.stem)
     return target
-
-
-def _with_a_kernel_that_answers(name: str, execute: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Run `execute`, again with another kernel if its first one never answered: no cell had run then."""
-    for attempt in range(1, KERNEL_STARTS + 1):
-        try:
-            return execute()
-        except RuntimeError as error:
-            if not str(error).startswith("Kernel didn't respond"):  # jupyter_client's words; it has no class for it
-                raise
-            if attempt == KERNEL_STARTS:
-                raise NotebookFailed(
-                    f"{name}: no kernel answered, in {KERNEL_STARTS} starts of {KERNEL_START_S} s"
-                ) from None
-            say(f"  {name}: its kernel did not answer in {KERNEL_START_S} s; starting another")
 
 
 def run_suite(asked: Mapping[str, Any], say: Callable[[str], None] = print) -> Path:

@@ -11,10 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nbformat
-import papermill
 import pytest
 
 from specdec.notebooks import NotebookFailed, check_executed, run_notebook
@@ -53,30 +51,6 @@ def test_a_dead_kernel_ends_the_run_within_seconds(death: str, write_notebook: W
     with pytest.raises(NotebookFailed, match="its kernel died"):
         run_notebook(write_notebook("print(n)", f"import os, time; {death}; time.sleep(600)"), tmp_path / "out", {})
     assert time.monotonic() - began_s < 60
-
-
-@pytest.mark.parametrize("silent", [1, 2])
-def test_a_kernel_that_never_answers_is_replaced_once(
-    silent: int, write_notebook: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stands in for jupyter_client giving up on the first kernels, as happens on a crowded machine."""
-    execute, starts, said = papermill.execute_notebook, [], list[str]()
-
-    def sometimes(*given: Any, **options: Any) -> None:
-        starts.append(options["start_timeout"])
-        if len(starts) <= silent:
-            raise RuntimeError(f"Kernel didn't respond in {starts[0]} seconds")
-        execute(*given, **options)
-
-    monkeypatch.setattr(papermill, "execute_notebook", sometimes)
-    path = write_notebook("print(n)")
-    if silent == 1:
-        run_notebook(path, tmp_path / "out", {}, said.append)
-        assert "its kernel did not answer in 120 s; starting another" in said[0]
-    else:
-        with pytest.raises(NotebookFailed, match="no kernel answered, in 2 starts of 120 s"):
-            run_notebook(path, tmp_path / "out", {}, said.append)
-    assert len(starts) == 2
 
 
 def test_ctrl_c_ends_the_kernel_too(write_notebook: Write, tmp_path: Path) -> None:
