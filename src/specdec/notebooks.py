@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +26,6 @@ NOTEBOOKS = ("00_worker_path", "01_baseline_vs_eagle3", "02_threshold_sweep", "0
 PARAMETERS_TAG = "parameters"
 INJECTED_TAG = "injected-parameters"
 STATUS_EVERY_S = 20.0
-# Sockets in a private folder: no port to collide with a server's, and nothing to eavesdrop on.
-_KERNEL = Config({"KernelManager": {"transport": "ipc"}})
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 Value = str | int | float | bool
 Notebook = Any  # nbformat has no types
@@ -53,7 +52,7 @@ def run_notebook(path: Path, out: Path, parameters: Mapping[str, Value], say: Ca
         if cell.cell_type == "markdown":
             say(f"  {path.stem}, cell {cell_index + 1} of {len(cells) + 1}: {_first_line(cell.source)}")
 
-    with _status_lines(out, say):
+    with _status_lines(out, say), _private_sockets() as kernel:
         try:
             papermill.execute_notebook(
                 str(path),
@@ -61,7 +60,7 @@ def run_notebook(path: Path, out: Path, parameters: Mapping[str, Value], say: Ca
                 dict(parameters),
                 progress_bar=False,
                 on_cell_start=say_cell,
-                config=_KERNEL,
+                config=kernel,
                 extra_arguments=["--log-level=CRITICAL"],  # the kernel's own log; errors of cells are shown
             )
         except papermill.PapermillExecutionError as error:
@@ -71,6 +70,17 @@ def run_notebook(path: Path, out: Path, parameters: Mapping[str, Value], say: Ca
             raise NotebookFailed(f"{path.stem}: its kernel died; what it had shown: {target}") from None
     check_executed(nbformat.read(target, as_version=4), path.stem)
     return target
+
+
+@contextmanager
+def _private_sockets() -> Iterator[Config]:
+    """Settings of a kernel whose sockets are files in a folder of its own: no port to collide with a server's.
+
+    Without the folder jupyter_client numbers them in the current one, where two kernels that start at once take the
+    same names, and one never answers.
+    """
+    with tempfile.TemporaryDirectory(prefix="specdec-", ignore_cleanup_errors=True) as folder:
+        yield Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/kernel"}})
 
 
 def run_suite(asked: Mapping[str, Any], say: Callable[[str], None] = print) -> Path:

@@ -44,6 +44,24 @@ def test_a_cell_that_does_nothing_fails(write_notebook: Write, tmp_path: Path) -
         run_notebook(write_notebook("print(n)", "pass"), tmp_path / "out", {})
 
 
+def test_kernels_that_start_at_once_in_one_folder_do_not_meet(write_notebook: Write, tmp_path: Path) -> None:
+    """As two releases' tests, or two sweeps of one checkout; nor do they leave anything there."""
+    path = write_notebook("print(n)")
+    code = "import sys; from pathlib import Path; from specdec.notebooks import run_notebook; "
+    code += "run_notebook(Path(sys.argv[1]), Path(sys.argv[2]), {'n': int(sys.argv[3])})"
+    here = tmp_path / "here"
+    here.mkdir()
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code, str(path), str(tmp_path / "out"), str(n)], cwd=here)
+        for n in range(3)
+    ]
+    assert [run.wait(120) for run in runs] == [0, 0, 0]
+    for n in range(3):
+        executed = nbformat.read(tmp_path / "out" / "notebooks" / f"made__n={n}.ipynb", as_version=4)
+        assert executed.cells[-1].outputs[0].text == f"{n}\n"
+    assert list(here.iterdir()) == []
+
+
 @pytest.mark.parametrize("death", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
 def test_a_dead_kernel_ends_the_run_within_seconds(death: str, write_notebook: Write, tmp_path: Path) -> None:
     """Case 19: papermill #125, #711. The kernel of `os._exit(0)` even reports success."""
